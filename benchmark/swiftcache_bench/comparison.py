@@ -1,0 +1,156 @@
+"""Runs the contenders one after another on this machine and keeps what each of them did."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from swiftcache_bench.errors import BenchmarkError
+from swiftcache_bench.load import LoadSettings
+from swiftcache_bench.measure import measure
+from swiftcache_bench.prefix_probe import ProbeResult, ProbeSettings, probe_prefixes
+from swiftcache_bench.records import RequestRecord
+from swiftcache_bench.server.api import flush_cache
+from swiftcache_bench.server.contender_server import ContenderServer, LaunchSettings
+from swiftcache_bench.server.contenders import Contender
+from swiftcache_bench.server.identity import FlagCheck
+from swiftcache_bench.statistics import RunFigures
+from swiftcache_bench.tokens import IdRange
+from swiftcache_bench.workload.base import Workload, same_shape
+
+# Of the warm-up's ids; that of a workload is the user's.
+WARM_UP_SEED = 0x5EED
+
+Log = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What each contender is put through: a warm-up, the workload at each rate, the probe.
+
+    ``loads`` has one setting per rate. The warm-up sends the first ``warmup_conversations`` of the
+    workload with other ids, one request at a time, so that what compiles at first use has compiled.
+    """
+
+    workload: Workload
+    loads: tuple[LoadSettings, ...]
+    ids: IdRange
+    request_timeout_s: float
+    warmup_conversations: int = 1
+    probe: ProbeSettings | None = None
+
+
+@dataclass(frozen=True)
+class RunOutcome:
+    """One workload run: how it was sent, its figures, all of its requests."""
+
+    load: LoadSettings
+    figures: RunFigures
+    requests: list[RequestRecord]
+
+
+@dataclass
+class ContenderOutcome:
+    """What became of a contender. ``error`` says why it ended early; its runs before that count."""
+
+    name: str
+    command: list[str]
+    donors: list[str]
+    error: str | None = None
+    flags: FlagCheck | None = None
+    pool_tokens: int | None = None
+    runs: list[RunOutcome] = field(default_factory=list)
+    probe: ProbeResult | None = None
+
+    @property
+    def complete(self) -> bool:
+        probed = self.probe is None or self.probe.complete
+        return self.error is None and probed and all(run.figures.complete for run in self.runs)
+
+
+def run_contender(
+    contender: Contender, plan: Plan, launch: LaunchSettings, log: Log
+) -> ContenderOutcome:
+    """Start ``contender``, put it through ``plan``, end it. Its own failures are in the outcome.
+
+    Its logs go to a folder of its name in ``launch.log_dir``. Raises BenchmarkError when it could
+    not be ended, since nothing can be measured after that.
+    """
+    launch = replace(launch, log_dir=launch.log_dir / _folder_name(contender.name))
+    launch.log_dir.mkdir(parents=True, exist_ok=True)
+    server = ContenderServer(contender, launch)
+    outcome = ContenderOutcome(
+        contender.name,
+        command=[],
+        donors=[str(spec) for spec in contender.donors] if contender.uses_donors else [],
+    )
+    log(f"{contender.name}: starting (log: {server.log_path})")
+    with server:
+        try:
+            outcome.command = server.command
+            server.start()
+            outcome.flags = server.flag_check
+            _run_plan(server, plan, outcome, log)
+        except BenchmarkError as error:
+            outcome.error = str(error)
+            log(f"{contender.name}: failed: {error}")
+    log(f"{contender.name}: ended, port {launch.port} is free")
+    return outcome
+
+
+def _run_plan(server: ContenderServer, plan: Plan, outcome: ContenderOutcome, log: Log) -> None:
+    info = server.check()
+    outcome.pool_tokens = info.get("max_total_num_tokens")
+    _warm_up(server, plan, log)
+    for load in plan.loads:
+        flush_cache(server.url)
+        log(f"{outcome.name}: {plan.workload.requests} requests, {describe_load(load)}")
+        result, figures = measure(server.url, plan.workload, load, plan.request_timeout_s)
+        outcome.runs.append(RunOutcome(load, figures, result.records))
+        server.check()
+    if plan.probe is not None:
+        flush_cache(server.url)
+        log(f"{outcome.name}: prefixes of {', '.join(map(str, plan.probe.lengths))} tokens")
+        outcome.probe = probe_prefixes(
+            server.url,
+            plan.probe,
+            plan.ids,
+            pool_tokens=_number(info, "max_total_num_tokens"),
+            max_prompt_tokens=_number(info, "max_req_input_len"),
+            request_timeout_s=plan.request_timeout_s,
+        )
+        server.check()
+
+
+def _warm_up(server: ContenderServer, plan: Plan, log: Log) -> None:
+    workload = same_shape(plan.workload, plan.warmup_conversations, plan.ids, WARM_UP_SEED)
+    if not workload.requests:
+        return
+    log(f"{server.contender.name}: warm-up, {workload.requests} requests")
+    one_by_one = LoadSettings(request_rate=float("inf"), max_parallel=1)
+    figures = measure(server.url, workload, one_by_one, plan.request_timeout_s).figures
+    if not figures.complete:
+        errors = "; ".join(figures.errors)
+        raise BenchmarkError(f"the warm-up of {server.contender.name!r} failed: {errors}")
+
+
+def describe_load(load: LoadSettings) -> str:
+    """How requests come, in a few words."""
+    if load.arrivals == "trace":
+        return "at the times of the trace"
+    if math.isinf(load.request_rate):
+        return f"closed loop, {load.max_parallel} at once"
+    return f"{load.request_rate:g} requests/s, {load.distribution}, by {load.arrivals}"
+
+
+def _number(info: dict[str, Any], name: str) -> int:
+    value = info.get(name)
+    if not isinstance(value, int):
+        raise BenchmarkError(f"/server_info has no {name}: the prefix probe needs it")
+    return value
+
+
+def _folder_name(name: str) -> str:
+    return "".join(c if c.isalnum() or c in "-_." else "_" for c in name)

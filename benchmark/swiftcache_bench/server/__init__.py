@@ -1,0 +1,1 @@
+"""The servers that are measured: asked, started, told apart, ended."""

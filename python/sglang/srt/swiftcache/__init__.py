@@ -1,0 +1,22 @@
+"""SwiftCache inside SGLang: radix-prefix KV kept in memory that other processes lend.
+
+Everything that touches SGLang lives in this package and nothing else does. It is laid over the
+installed ``sglang`` package and overwrites no file of it.
+
+==========================  =====================================================================
+``early``                   entry point that runs inside ``import sglang``, in every process
+``cpu_engine``              what the CPU engine needs on a machine without a CUDA driver
+``server_flags``            the ``--swiftcache-*`` flags, as real ``ServerArgs`` fields
+``flag_checks``             what may not stand beside ``--swiftcache-donors``
+``plugin``                  entry point of SGLang's plugin framework: hooks and cache backend
+``hooks``                   the one list of hooks on SGLang, each with its reason
+``startup_check``           the server does not start unless every hook took
+``donor_kv_cache``          ``DonorKVCache``: the host pool whose slots are donor blocks
+``donor_radix_cache``       ``DonorRadixCache``: the radix tree over device and donors
+``vacate``                  giving memory back: move, forget or drop the blocks in it
+``tier_stats``              what ``/server_info`` reports
+==========================  =====================================================================
+"""
+
+SGLANG_VERSION = "0.5.17"
+BACKEND_NAME = "swiftcache"

@@ -1,0 +1,208 @@
+"""What may not stand beside ``--swiftcache-donors``, checked before anything is allocated.
+
+Every check raises ``SwiftCacheError`` with one line: what was wrong and what to do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from sglang.srt.swiftcache import BACKEND_NAME
+from swiftcache_tier.errors import SwiftCacheError
+
+# HiCache's own sizing and layout: donors decide both. Values are what ServerArgs defaults to.
+_HOST_TIER_FLAGS = {
+    "hicache_ratio": 2.0,
+    "hicache_size": 0,
+    "hicache_mem_layout": "page_first",
+    "hicache_io_backend": "kernel",
+}
+
+
+class _Conflict(NamedTuple):
+    flag: str
+    present: Callable[[Any], bool]
+    advice: str
+
+
+_CONFLICTS = (
+    _Conflict(
+        "--disable-radix-cache",
+        lambda a: a.disable_radix_cache,
+        "donors hold radix-prefix KV: drop --disable-radix-cache",
+    ),
+    _Conflict(
+        "--radix-cache-backend",
+        lambda a: a.radix_cache_backend not in (None, BACKEND_NAME),
+        "donors come with a radix cache of their own: drop --radix-cache-backend",
+    ),
+    _Conflict(
+        "--tensor-parallel-size > 1",
+        lambda a: a.tp_size > 1,
+        "the ranks do not agree on donor blocks yet: use --tp 1",
+    ),
+    _Conflict(
+        "--pipeline-parallel-size > 1",
+        lambda a: a.pp_size > 1,
+        "the stages do not agree on donor blocks yet: use --pp 1",
+    ),
+    _Conflict(
+        "--data-parallel-size > 1",
+        lambda a: a.dp_size > 1,
+        "start one server per replica instead, behind SGLang's router",
+    ),
+    _Conflict(
+        "--dcp-size > 1",
+        lambda a: a.dcp_size > 1,
+        "interleaved KV shards are not covered: use --dcp-size 1",
+    ),
+    _Conflict(
+        "--speculative-algorithm",
+        lambda a: a.speculative_algorithm is not None,
+        "the draft model's KV has no donor blocks yet: drop --speculative-algorithm",
+    ),
+    _Conflict(
+        "--disaggregation-mode",
+        lambda a: a.disaggregation_mode != "null",
+        "prefill-decode disaggregation is not covered: drop --disaggregation-mode",
+    ),
+    _Conflict(
+        "--hicache-storage-backend",
+        lambda a: a.hicache_storage_backend is not None,
+        "a storage tier below the donors is not covered: drop --hicache-storage-backend",
+    ),
+    _Conflict(
+        "--enable-lmcache",
+        lambda a: a.enable_lmcache,
+        "two tiers would hold the same prefixes: drop one of the two flags",
+    ),
+    _Conflict(
+        "--enable-flexkv",
+        lambda a: a.enable_flexkv,
+        "two tiers would hold the same prefixes: drop one of the two flags",
+    ),
+    _Conflict(
+        "--enable-hisparse",
+        lambda a: a.enable_hisparse,
+        "sparse host offload is not covered: drop --enable-hisparse",
+    ),
+    _Conflict(
+        "--enable-page-major-kv-layout",
+        lambda a: a.enable_page_major_kv_layout or a.enable_unified_memory,
+        "the receiver's pool must be layer-major: drop the flag",
+    ),
+    _Conflict(
+        "--enable-streaming-session",
+        lambda a: a.enable_streaming_session,
+        "streaming sessions hold KV outside the radix tree: drop the flag",
+    ),
+    _Conflict(
+        "--dllm-algorithm",
+        lambda a: a.dllm_algorithm is not None,
+        "diffusion models turn the hierarchical cache off: drop one of the two flags",
+    ),
+    _Conflict(
+        "--kv-cache-dtype fp4 / mxfp8",
+        lambda a: "fp4" in str(a.kv_cache_dtype) or "mxfp" in str(a.kv_cache_dtype),
+        "scales of packed KV formats are not stored: use auto, bf16, fp8_e4m3 or fp8_e5m2",
+    ),
+)
+
+
+def normalize(args: Any) -> None:
+    """Bring the field into one form: ``None`` (off) or a list of SPECs, ``[]`` meaning auto."""
+    donors = args.swiftcache_donors
+    if donors is False:
+        args.swiftcache_donors = None
+    elif donors is True:
+        args.swiftcache_donors = []
+    elif isinstance(donors, str):
+        args.swiftcache_donors = donors.split()
+    if args.swiftcache_donors is None and args.swiftcache_runtime_dir is not None:
+        raise SwiftCacheError(
+            "--swiftcache-runtime-dir has no effect without --swiftcache-donors: add the one or "
+            "drop the other"
+        )
+
+
+def check_before(args: Any) -> None:
+    """Check flags and donors before SGLang resolves its own arguments. Allocates nothing.
+
+    Raises:
+        SwiftCacheError: a flag that cannot stand beside donors, a bad SPEC, more memory than
+            there is, a donor that does not exist or does not answer, an unsafe runtime directory.
+    """
+    from sglang.srt.swiftcache import startup_check
+    from swiftcache_tier.control.runtime_dir import default_runtime_dir
+    from swiftcache_tier.receiver.check import check_specs
+    from swiftcache_tier.settings import Settings
+    from swiftcache_tier.spec import parse_specs
+
+    for conflict in _CONFLICTS:
+        if conflict.present(args):
+            raise SwiftCacheError(
+                f"--swiftcache-donors cannot be used with {conflict.flag}: {conflict.advice}"
+            )
+    for field, default in _HOST_TIER_FLAGS.items():
+        if getattr(args, field) != default:
+            raise _host_tier_flag(field)
+    startup_check.check()
+    specs = parse_specs(args.swiftcache_donors)
+    # written back, so that the scheduler process and /server_info have the directory that counts
+    args.swiftcache_runtime_dir = str(args.swiftcache_runtime_dir or default_runtime_dir())
+    check_specs(specs, Path(args.swiftcache_runtime_dir), Settings.from_env())
+
+
+def check_device(args: Any) -> None:
+    """Check the device, once SGLang has found out which it is."""
+    if args.device != "cpu":
+        raise SwiftCacheError(
+            f"--swiftcache-donors does not run on --device {args.device} yet: use --device cpu"
+        )
+
+
+def check_command_line(argv: Sequence[str]) -> None:
+    """Refuse HiCache's sizing flags even where they repeat the default value."""
+    words = {word.split("=", 1)[0] for word in argv}
+    for index, word in enumerate(argv):
+        if word == "--config" and index + 1 < len(argv):
+            words |= _config_flags(Path(argv[index + 1]))
+    for field in _HOST_TIER_FLAGS:
+        if "--" + field.replace("_", "-") in words:
+            raise _host_tier_flag(field)
+
+
+def _config_flags(path: Path) -> set[str]:
+    import yaml
+
+    return {"--" + str(key).replace("_", "-") for key in yaml.safe_load(path.read_text()) or {}}
+
+
+def _host_tier_flag(field: str) -> SwiftCacheError:
+    flag = "--" + field.replace("_", "-")
+    return SwiftCacheError(
+        f"{flag} sets up HiCache's host tier, which --swiftcache-donors replaces: drop {flag} "
+        "(the size of the tier is what the donors lend)"
+    )
+
+
+def check_model(config: Any) -> None:
+    """Refuse, by name, a model family whose KV the tier does not cover. ``config``: ModelConfig."""
+    from sglang.srt.configs.hybrid_arch import mambaish_config
+    from sglang.srt.configs.model_config import AttentionArch
+
+    family = None
+    if config.attention_arch != AttentionArch.MHA:
+        family = "latent attention (MLA)"
+    elif config.is_hybrid_swa:
+        family = "sliding-window attention (SWA)"
+    elif mambaish_config(config) is not None:
+        family = "state-space or linear attention (Mamba and the like)"
+    if family is not None:
+        name = (config.hf_config.architectures or ["this model"])[0]
+        raise SwiftCacheError(
+            f"--swiftcache-donors does not cover {family}, which {name} uses: serve it without "
+            "the flag, or serve a model with full MHA or GQA attention"
+        )

@@ -1,0 +1,95 @@
+"""Every hook on SGLang, in one list.
+
+Each entry says what it is for and what to check when the pinned version moves. They are installed
+through SGLang's own registry, which only logs a hook that failed; ``startup_check`` turns that
+into a server that does not start. A hook does nothing unless ``--swiftcache-donors`` is given.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from sglang.srt.plugins.hook_registry import HookType
+
+
+class Hook(NamedTuple):
+    """One wrapped function of SGLang.
+
+    Attributes:
+        target: dotted path of the function.
+        wrapper: called by the registry as ``kind`` says.
+        reason: why no public extension point does.
+        on_upgrade: what to look at when the pinned SGLang version changes.
+    """
+
+    target: str
+    kind: HookType
+    wrapper: Callable[..., Any]
+    reason: str
+    on_upgrade: str
+
+
+def _host_pool_class(original: Callable[[Any], type], device_pool: Any) -> type:
+    from sglang.srt.runtime_context import get_server_args
+
+    if get_server_args().swiftcache_donors is None:
+        return original(device_pool)
+    from sglang.srt.swiftcache.donor_kv_cache import DonorKVCache
+
+    return DonorKVCache
+
+
+def _add_tier_state(output: Any, scheduler: Any, *_: Any) -> None:
+    from sglang.srt.swiftcache.donor_radix_cache import DonorRadixCache
+
+    if isinstance(scheduler.tree_cache, DonorRadixCache):
+        output.internal_state["swiftcache"] = scheduler.tree_cache.status()
+
+
+def _count_prefix_sources(_: Any, batch: Any, *__: Any) -> None:
+    from sglang.srt.swiftcache.donor_radix_cache import DonorRadixCache
+
+    if isinstance(batch.tree_cache, DonorRadixCache):
+        batch.tree_cache.stats.count_requests(batch.reqs)
+
+
+def _refuse_uncovered_model(server_args: Any) -> None:
+    if server_args.swiftcache_donors is not None:
+        from sglang.srt.swiftcache import flag_checks
+
+        flag_checks.check_model(server_args.get_model_config())
+
+
+HOOKS = (
+    Hook(
+        "sglang.srt.server_args.ServerArgs._handle_model_specific_adjustments",
+        HookType.BEFORE,
+        _refuse_uncovered_model,
+        reason="SGLang adjusts itself to some model families, and fails on them, before the model "
+        "is known to anyone else",
+        on_upgrade="still the first to read the model's config, with model_path resolved",
+    ),
+    Hook(
+        "sglang.srt.mem_cache.pool_host.mha.get_mha_host_pool_cls",
+        HookType.AROUND,
+        _host_pool_class,
+        reason="HiRadixCache builds its host pool itself, from the class this function names",
+        on_upgrade="HiRadixCache.__init__: still calls it, with (pool, ratio, size, page_size, "
+        "layout, allocator_type=)",
+    ),
+    Hook(
+        "sglang.srt.managers.scheduler.Scheduler.get_internal_state",
+        HookType.AFTER,
+        _add_tier_state,
+        reason="/server_info has no place for a cache backend's own state",
+        on_upgrade="still returns an output whose internal_state is a plain dict",
+    ),
+    Hook(
+        "sglang.srt.managers.schedule_batch.ScheduleBatch.prepare_for_extend",
+        HookType.AFTER,
+        _count_prefix_sources,
+        reason="only here is it known which tier each request's prefix came from",
+        on_upgrade="still sets req.cached_tokens_device / _host on a request's first chunk",
+    ),
+)

@@ -1,0 +1,110 @@
+"""The ``--swiftcache-*`` flags, as real fields of SGLang's ``ServerArgs``.
+
+Being dataclass fields they appear in ``--help``, in ``--config`` YAML, as keyword arguments of
+``sglang.Engine`` and ``sglang.Runtime``, pickle to the subprocesses and show in ``/server_info``.
+Replacing the class instead would miss everyone who holds a reference to it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any, Optional
+
+from sglang.srt.arg_groups.arg_utils import NS, A, Arg, namespace_of, resolvable_fields
+
+from sglang.srt.swiftcache import BACKEND_NAME, cpu_engine, flag_checks
+from swiftcache_tier.errors import SwiftCacheError
+
+EXIT_BAD_FLAG = 2
+
+DONORS_HELP = (
+    "Keep radix-prefix KV in memory lent by donors instead of in host RAM. SPECs: 'auto' (the "
+    "default when none follows: every donor in the runtime directory, else host RAM sized from "
+    "what is free), 'host=8GiB' (host RAM, in a donor process of this server's own), "
+    "'ipc:///path/of/a/donor' (one that runs)."
+)
+RUNTIME_DIR_HELP = (
+    "Directory in which SwiftCache donors and receivers meet. Default: $SWIFTCACHE_RUNTIME_DIR, "
+    "else $XDG_RUNTIME_DIR/swiftcache, else /tmp/swiftcache-UID."
+)
+
+# (name, type, default). The types are objects, not strings: SGLang would resolve strings in a
+# module of its own.
+_FIELDS: list[tuple[str, Any, Any]] = [
+    (
+        "swiftcache_donors",
+        A[Optional[list[str]], Arg(help=DONORS_HELP, nargs="*"), NS("memory")],  # noqa: UP045
+        None,
+    ),
+    (
+        "swiftcache_runtime_dir",
+        A[Optional[str], Arg(help=RUNTIME_DIR_HELP), NS("memory")],  # noqa: UP045
+        None,
+    ),
+]
+
+
+def install(server_args_module: Any) -> None:
+    """Add the flags to ``server_args_module.ServerArgs``. Idempotent.
+
+    Called once per process, right after ``sglang.srt.server_args`` has been imported.
+    """
+    cls = server_args_module.ServerArgs
+    if "swiftcache_donors" in cls.__dataclass_fields__:
+        return
+    _graft_fields(cls)
+    cls.__post_init__ = _with_swiftcache(cls.__post_init__)
+    server_args_module.prepare_server_args = _one_line_errors(
+        server_args_module.prepare_server_args
+    )
+
+
+def _graft_fields(cls: type) -> None:
+    # the generated methods of a subclass with the extra fields are what the class itself needs
+    extended = dataclasses.make_dataclass("ServerArgs", _FIELDS, bases=(cls,))
+    for name in ("__init__", "__repr__", "__eq__", "__match_args__", "__dataclass_fields__"):
+        setattr(cls, name, extended.__dict__[name])
+    for name, annotation, default in _FIELDS:
+        cls.__annotations__[name] = annotation
+        setattr(cls, name, default)
+    # both are computed once per class, and may have been before the fields were added
+    namespace_of.cache_clear()
+    resolvable_fields.cache_clear()
+
+
+def _with_swiftcache(post_init: Callable[[Any], None]) -> Callable[[Any], None]:
+    @functools.wraps(post_init)
+    def with_swiftcache(self: Any) -> None:
+        if self.device == "cpu":
+            cpu_engine.enable()
+        flag_checks.normalize(self)
+        if self.swiftcache_donors is None:
+            post_init(self)
+            return
+        flag_checks.check_before(self)
+        self.enable_hierarchical_cache = True
+        self.radix_cache_backend = BACKEND_NAME
+        post_init(self)
+        flag_checks.check_device(self)
+
+    return with_swiftcache
+
+
+def _one_line_errors(prepare: Callable[[Sequence[str]], Any]) -> Callable[[Sequence[str]], Any]:
+    """The command line's way of failing: one line on stderr and exit code 2, no traceback."""
+
+    @functools.wraps(prepare)
+    def prepare_server_args(argv: Sequence[str]) -> Any:
+        try:
+            args = prepare(argv)
+            if args.swiftcache_donors is not None:
+                flag_checks.check_command_line(argv)
+            return args
+        except SwiftCacheError as error:
+            print(f"swiftcache: {error}", file=sys.stderr, flush=True)
+            raise SystemExit(EXIT_BAD_FLAG) from None
+
+    return prepare_server_args

@@ -1,0 +1,178 @@
+"""Empty the donor blocks whose memory is asked back or whose donor is gone.
+
+A block in such memory is moved to another donor if there is room, or if room can be made by
+evicting what is colder. Otherwise the copy of a node that is on the device too is forgotten, and a
+node that lives on donors alone is dropped with its subtree: a later request misses and recomputes.
+No byte is read from the memory after it was given back, so a hit is never wrong.
+
+Two rules of HiCache's tree are kept. A node whose transfer is in flight is left alone until it
+has completed. And the nodes with a copy form a prefix of the tree, so copies are forgotten leaf
+first.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import numpy as np
+from sglang.srt.disaggregation.kv_events import StorageMedium
+
+if TYPE_CHECKING:
+    from sglang.srt.mem_cache.radix_cache import TreeNode
+
+    from sglang.srt.swiftcache.donor_radix_cache import DonorRadixCache
+
+logger = logging.getLogger(__name__)
+
+
+class Vacater:
+    """Works on one tree. Scheduler thread only."""
+
+    def __init__(self, cache: DonorRadixCache) -> None:
+        self._cache = cache
+
+    def step(self) -> None:
+        """Vacate what can be vacated now, at most ``vacate_bytes_per_step``.
+
+        Returns at once when no donor wants memory back, which is nearly always.
+        """
+        pool = self._cache.tier_pool
+        doomed = pool.tier.must_vacate()
+        if doomed.size == 0:
+            return
+        busy = self._in_flight()
+        budget = max(1, pool.settings.vacate_bytes_per_step // pool.block_layout.block_bytes)
+        moved = lost = 0
+        # hottest first: they get the free blocks, and what they evict is colder
+        for node in sorted(self._holding(doomed), key=lambda n: n.last_access_time, reverse=True):
+            if moved + lost >= budget:
+                break
+            if node in busy or node.host_ref_counter > 0 or not self._has_copy(node):
+                continue
+            count = self._move(node, doomed)
+            moved += count
+            if count == 0:
+                lost += self._give_up(node, busy)
+        self._cache.stats.moved_blocks += moved
+        self._cache.stats.lost_blocks += lost
+        if moved or lost:
+            logger.info(
+                "SwiftCache: %d blocks asked back: moved %d, lost %d in this step",
+                doomed.size,
+                moved,
+                lost,
+            )
+
+    def drop_subtree(self, root: TreeNode) -> bool:
+        """Remove a node that lives on donors only, and all below it. False if one is in use."""
+        nodes = list(_subtree(root))
+        if any(not n.evicted or n.host_ref_counter > 0 for n in nodes):
+            return False
+        cache = self._cache
+        for node in nodes:
+            self._forget_copy(node)
+            cache.evictable_leaves.discard(node)
+            cache.evictable_host_leaves.discard(node)
+        parent = root.parent
+        del parent.children[root.key.child_key(cache.page_size)]
+        if parent is not cache.root_node:
+            cache._update_leaf_status(parent)
+            cache._update_host_leaf_status(parent)
+        return True
+
+    def _has_copy(self, node: TreeNode) -> bool:
+        """False once the node was evicted or dropped to make room for a hotter one."""
+        siblings = node.parent.children
+        in_tree = siblings.get(node.key.child_key(self._cache.page_size)) is node
+        return in_tree and node.host_value is not None
+
+    def _holding(self, doomed: np.ndarray) -> list[TreeNode]:
+        pool = self._cache.tier_pool
+        return [
+            node
+            for top in self._cache.root_node.children.values()
+            for node in _subtree(top)
+            if node.host_value is not None
+            and np.isin(pool.blocks_of(node.host_value), doomed).any()
+        ]
+
+    def _in_flight(self) -> set[TreeNode]:
+        """Nodes whose donor blocks a transfer is reading or writing."""
+        cache = self._cache
+        busy: set[TreeNode] = set()
+        for _, _, nodes in cache.ongoing_write_through.values():
+            busy.update(nodes)
+        for node in cache.ongoing_load_back.values():
+            while node is not cache.root_node and node not in busy:
+                busy.add(node)
+                node = node.parent
+        return busy
+
+    def _move(self, node: TreeNode, doomed: np.ndarray) -> int:
+        """Copy a node's doomed blocks elsewhere. Returns how many, 0 if there is no room."""
+        pool = self._cache.tier_pool
+        blocks = pool.blocks_of(node.host_value)
+        inside = np.isin(blocks, doomed)
+        count = int(np.count_nonzero(inside))
+        targets = pool.tier.alloc(count)
+        if targets is None:
+            self._evict_colder(node, count)
+            targets = pool.tier.alloc(count)
+        if targets is None:
+            return 0
+        sources = blocks[inside]
+        pool.copy_blocks(sources, targets)
+        blocks[inside] = targets
+        node.host_value = pool.slots_of(blocks)
+        pool.tier.free(sources)
+        return count
+
+    def _evict_colder(self, node: TreeNode, count: int) -> None:
+        """LRU-evict donor blocks, with the node itself out of reach."""
+        cache, tier = self._cache, self._cache.tier_pool.tier
+        node.protect_host()
+        try:
+            # what is evicted may lie in memory that is asked back too, and makes no room then
+            while tier.free_blocks < count:
+                used = tier.used_blocks
+                cache.evict_host((count - tier.free_blocks) * cache.page_size)
+                if tier.used_blocks == used:
+                    break
+        finally:
+            node.release_host()
+
+    def _give_up(self, node: TreeNode, busy: set[TreeNode]) -> int:
+        """Forget the copies of a node and of all below it. Returns the blocks lost, 0 if busy."""
+        nodes = list(_subtree(node))
+        if any(n in busy or n.host_ref_counter > 0 for n in nodes):
+            return 0
+        tokens: int = sum(len(n.host_value) for n in nodes if n.host_value is not None)
+        if node.evicted:
+            self.drop_subtree(node)
+        else:
+            for below in nodes:
+                if below.evicted and not below.parent.evicted:
+                    self.drop_subtree(below)
+            for below in reversed(nodes):
+                if not below.evicted and below.host_value is not None:
+                    self._forget_copy(below)
+                    self._cache._update_host_leaf_status(below)
+        return tokens // self._cache.tier_pool.page_size
+
+    def _forget_copy(self, node: TreeNode) -> None:
+        if node.host_value is None:
+            return
+        self._cache._record_remove_event(node, medium=StorageMedium.CPU)
+        self._cache.cache_controller.evict_host(node.host_value)
+        node.host_value = None
+
+
+def _subtree(root: TreeNode) -> Iterator[TreeNode]:
+    """The node and all below it, parents first."""
+    stack = [root]
+    while stack:
+        node = stack.pop()
+        yield node
+        stack.extend(node.children.values())

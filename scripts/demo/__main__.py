@@ -1,0 +1,189 @@
+"""``make demo``: one server, two donors, three conversations at once, and the same without donors.
+
+The server's own KV pool holds about one and a half of the three conversations. They take turns, so
+by the time one goes on, its prefix has been pushed out of the pool. With donors it comes back from
+their memory; without, it is computed again.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import requests
+from rich.console import Console
+from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+from demo.asking import Answer, ask
+from demo.conversations import CONVERSATIONS
+from demo.ending import clean_ending
+from demo.report import print_summary
+from support.donors import Donor
+from support.processes import end_tree
+from support.server import CPU_FLAGS, Server
+
+POOL_TOKENS = 1024
+ANSWER_TOKENS = 24
+DONOR_SIZE = {"size": "128MiB", "extent_size": "32MiB"}
+TURNS = len(CONVERSATIONS[0].questions)
+SYSTEM = "Answer in one or two short sentences, from this text:\n\n"
+
+SERVER_FLAGS = ("--max-total-tokens", str(POOL_TOKENS), "--page-size", "16")
+# Two threads that spin while they wait for each other slow each other down on a busy machine.
+SERVER_ENV = {"OMP_NUM_THREADS": None, "OMP_WAIT_POLICY": "passive"}
+
+console = Console(highlight=False)
+
+
+def main() -> int:
+    with (
+        clean_ending(),
+        tempfile.TemporaryDirectory(prefix="swiftcache-demo-") as scratch_name,
+    ):
+        scratch = Path(scratch_name)
+        model = _prepare_model()
+        tokenizer = _load_tokenizer(model)
+        with_donors = _run_with_donors(model, tokenizer, scratch)
+        without = _run_without(model, tokenizer, scratch)
+        console.rule("Summary", align="left")
+        verdict = print_summary(console, with_donors, without, first_turns=len(CONVERSATIONS))
+    return 0 if verdict.good else 1
+
+
+def _run_with_donors(model: Path, tokenizer: Any, scratch: Path) -> list[Answer]:
+    console.rule("With two donors", align="left")
+    runtime_dir = scratch / "run"
+    with ExitStack() as donors:
+        for name in ("ada", "bob"):
+            with _phase(f"starting donor {name}"):
+                donor = donors.enter_context(Donor(runtime_dir, name, **DONOR_SIZE))
+            console.print(donor.log().strip(), soft_wrap=True)
+        flags = ("--swiftcache-donors", "--swiftcache-runtime-dir", str(runtime_dir))
+        with _server(model, scratch, *flags) as server:
+            answers = _converse(server, tokenizer)
+            console.print("\n[dim]$ swiftcache status[/]")
+            command = [sys.executable, "-m", "swiftcache_tier", "status"]
+            subprocess.run([*command, "--runtime-dir", str(runtime_dir)], check=True)
+        return answers
+
+
+def _run_without(model: Path, tokenizer: Any, scratch: Path) -> list[Answer]:
+    console.rule("The same without donors", align="left")
+    with _server(model, scratch) as server:
+        return _converse(server, tokenizer)
+
+
+@contextmanager
+def _server(model: Path, scratch: Path, *flags: str) -> Iterator[Server]:
+    command = [
+        "sglang.launch_server",
+        "--model-path",
+        model.name,
+        *CPU_FLAGS,
+        *SERVER_FLAGS,
+        *flags,
+    ]
+    console.print(f"[dim]$ python -m {' '.join(command)}[/]", soft_wrap=True)
+    server = Server(model, *SERVER_FLAGS, *flags, tmp_path=scratch, env=SERVER_ENV)
+    with _phase("loading the model into the server (about 30 s)"):
+        server.start()
+    try:
+        yield server
+    finally:
+        server.stop()
+
+
+def _converse(server: Server, tokenizer: Any) -> list[Answer]:
+    """Ask all questions, one conversation after the other within each turn."""
+    histories: list[list[dict[str, str]]] = [
+        [{"role": "system", "content": SYSTEM + conversation.text}]
+        for conversation in CONVERSATIONS
+    ]
+    answers = []
+    for turn in range(TURNS):
+        for conversation, history in zip(CONVERSATIONS, histories, strict=True):
+            question = conversation.questions[turn]
+            history.append({"role": "user", "content": question})
+            console.print(
+                f"\n[bold]{conversation.title}[/], turn {turn + 1}: [cyan]{question}[/]",
+                soft_wrap=True,
+            )
+            answer = ask(server.url, _prompt_ids(tokenizer, history), ANSWER_TOKENS, _show_piece)
+            history.append({"role": "assistant", "content": answer.text})
+            answers.append(answer)
+            console.print(
+                f"\n  [dim]prompt {answer.prompt_tokens} tokens: {answer.device_tokens} on the "
+                f"device, [/][green]{answer.donor_tokens} from donors[/][dim], "
+                f"{answer.recomputed_tokens} computed; first token after {answer.ttft_s:.2f} s[/]",
+                soft_wrap=True,
+            )
+    return answers
+
+
+def _prompt_ids(tokenizer: Any, history: Sequence[dict[str, str]]) -> list[int]:
+    text = tokenizer.apply_chat_template(history, tokenize=False, add_generation_prompt=True)
+    ids: list[int] = tokenizer(text, add_special_tokens=False)["input_ids"]
+    return ids
+
+
+def _show_piece(piece: str) -> None:
+    console.print(piece, end="", markup=False, soft_wrap=True)
+
+
+def _prepare_model() -> Path:
+    """Run prepare_model.py, showing its phases; returns the model's folder."""
+    script = Path(__file__).resolve().parent.parent / "prepare_model.py"
+    with _phase("preparing SmolLM2-135M-Instruct") as say:
+        process = subprocess.Popen(
+            [sys.executable, str(script)],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+        last = ""
+        try:
+            assert process.stdout is not None
+            for line in process.stdout:
+                last = line.decode().strip()
+                say(last)
+            if process.wait() != 0:
+                raise RuntimeError(last)
+        finally:
+            end_tree(process, grace_s=5.0)
+    console.print(f"Model: {last}")
+    return Path(last)
+
+
+def _load_tokenizer(model: Path) -> Any:
+    with _phase("loading the tokenizer"):
+        from transformers import AutoTokenizer
+
+        return AutoTokenizer.from_pretrained(model)
+
+
+@contextmanager
+def _phase(what: str) -> Iterator[Any]:
+    """Show that something takes its time; yields a function that says what it is doing now."""
+    if not console.is_terminal:
+        console.print(f"[dim]{what}[/]")
+        yield lambda now: console.print(f"[dim]  {now}[/]", markup=True)
+        return
+    columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
+    with Progress(*columns, console=console, transient=True) as progress:
+        task = progress.add_task(what)
+        yield lambda now: progress.update(task, description=now)
+
+
+if __name__ == "__main__":
+    try:
+        code = main()
+    except (RuntimeError, AssertionError, requests.RequestException) as error:
+        console.print(f"[red]demo:[/] {error}", soft_wrap=True)
+        code = 1
+    sys.exit(code)

@@ -1,0 +1,18 @@
+"""Donor memory cut into blocks: where they lie, which are in use, on which donor to place more."""
+
+from __future__ import annotations
+
+from swiftcache_tier.blocks.geometry import DonorGeometry, SubRanges
+from swiftcache_tier.blocks.placement import DonorRank, Link, Room, share
+from swiftcache_tier.blocks.pool import BlockCounts, BlockPool
+
+__all__ = [
+    "BlockCounts",
+    "BlockPool",
+    "DonorGeometry",
+    "DonorRank",
+    "Link",
+    "Room",
+    "SubRanges",
+    "share",
+]

@@ -1,0 +1,33 @@
+"""The `swiftcache` command."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+
+from swiftcache_tier.cli import donor, status
+from swiftcache_tier.errors import SwiftCacheError
+
+# Each module has `add_parser(subparsers)`, which sets the default `run` to a function that takes
+# the parsed arguments and returns the exit status.
+_SUBCOMMANDS = (donor, status)
+_USAGE_ERROR = 2
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run `swiftcache` with `argv` (default: the process's own). Returns the exit status."""
+    parser = argparse.ArgumentParser(
+        prog="swiftcache",
+        description="Lend idle memory of this machine to SGLang servers that run on it.",
+    )
+    subparsers = parser.add_subparsers(metavar="COMMAND", required=True)
+    for subcommand in _SUBCOMMANDS:
+        subcommand.add_parser(subparsers)
+    arguments = parser.parse_args(argv)
+    try:
+        status_code: int = arguments.run(arguments)
+    except SwiftCacheError as error:
+        print(f"swiftcache: {error}", file=sys.stderr)
+        return _USAGE_ERROR
+    return status_code

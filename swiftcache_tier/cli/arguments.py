@@ -1,0 +1,29 @@
+"""Arguments that several subcommands take."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from swiftcache_tier.control.runtime_dir import default_runtime_dir
+from swiftcache_tier.errors import SwiftCacheError
+from swiftcache_tier.sizes import parse_size
+
+
+def add_runtime_dir(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--runtime-dir",
+        type=lambda text: Path(text).absolute(),
+        default=default_runtime_dir(),
+        metavar="PATH",
+        help="where donors put their sockets and are found; default: $SWIFTCACHE_RUNTIME_DIR, "
+        "else a folder of your own (%(default)s)",
+    )
+
+
+def size(text: str) -> int:
+    """An argument that is a size. Raises what argparse turns into its one-line error."""
+    try:
+        return parse_size(text)
+    except SwiftCacheError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None

@@ -1,0 +1,1 @@
+"""How donors and receivers find, trust and understand each other."""

@@ -1,0 +1,129 @@
+"""The Unix socket at which a donor is found: taken, found stale, connected to."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import socket
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from swiftcache_tier.control.runtime_dir import DonorPaths
+from swiftcache_tier.errors import SwiftCacheError
+
+
+class NoDonor(SwiftCacheError):
+    """Nobody answers at a donor's address."""
+
+
+def take_door(
+    paths: DonorPaths, *, backlog: int, mode: int, lock_timeout_s: float
+) -> socket.socket:
+    """A listening, non-blocking socket at `paths.door`; sockets of an ended donor are replaced.
+
+    Raises SwiftCacheError when a live donor has the name, or the folder cannot be written. Blocks
+    while another donor starts in the same folder, for `lock_timeout_s` at most.
+    """
+    try:
+        with _locked(paths.door.parent, lock_timeout_s):
+            return _listen(paths, backlog, mode)
+    except OSError as error:
+        raise SwiftCacheError(
+            f"no socket can be made at {paths.door}: {error.strerror}; choose another folder with "
+            f"--runtime-dir or SWIFTCACHE_RUNTIME_DIR"
+        ) from error
+
+
+def leave_door(paths: DonorPaths) -> None:
+    """Remove the sockets of a donor that ends."""
+    for path in paths:
+        path.unlink(missing_ok=True)
+
+
+def connect_door(paths: DonorPaths) -> socket.socket:
+    """A non-blocking connection to the donor's door. Raises NoDonor when nobody listens."""
+    connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    connection.setblocking(False)
+    try:
+        connection.connect(str(paths.door))
+    except OSError as error:
+        connection.close()
+        raise NoDonor(_why_not(paths, error)) from error
+    return connection
+
+
+def _listen(paths: DonorPaths, backlog: int, mode: int) -> socket.socket:
+    try:
+        connect_door(paths).close()
+    except NoDonor as error:
+        if not _is_vacant(error.__cause__):
+            raise SwiftCacheError(
+                f"donor name {paths.name!r} is taken: {error}; choose another with --name"
+            ) from error
+    else:
+        raise SwiftCacheError(
+            f"donor name {paths.name!r} is taken by a donor that runs at {paths.door}: choose "
+            f"another with --name, or end that donor"
+        )
+    leave_door(paths)
+    door = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    try:
+        door.setblocking(False)
+        door.bind(str(paths.door))
+        paths.door.chmod(mode)
+        door.listen(backlog)
+    except OSError:
+        door.close()
+        raise
+    return door
+
+
+def _is_vacant(cause: BaseException | None) -> bool:
+    """Whether a failed connect shows that no donor runs there."""
+    return isinstance(cause, OSError) and cause.errno in (errno.ENOENT, errno.ECONNREFUSED)
+
+
+def _why_not(paths: DonorPaths, error: OSError) -> str:
+    match error.errno:
+        case errno.ENOENT | errno.ENOTDIR:
+            return (
+                f"there is no donor at {paths.spec}: {paths.door} does not exist; start one "
+                f"(swiftcache donor --name {paths.name}) or name one that `swiftcache status` lists"
+            )
+        case errno.ECONNREFUSED:
+            return (
+                f"the donor at {paths.spec} has ended and left its socket behind: start it again "
+                f"or name one that `swiftcache status` lists"
+            )
+        case errno.EPROTOTYPE | errno.ENOTSOCK:
+            return f"{paths.door} is no donor's socket: name one that `swiftcache status` lists"
+        case errno.EAGAIN:
+            return f"the donor at {paths.spec} does not take connections: it is stopped or stuck"
+        case _:
+            return f"the donor at {paths.spec} cannot be reached: {error.strerror}"
+
+
+@contextmanager
+def _locked(folder: Path, timeout_s: float) -> Iterator[None]:
+    """Keep other donors that start in `folder` out: two could find the same socket stale, and the
+    second would remove the socket that the first has just made."""
+    deadline_s = time.monotonic() + timeout_s
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        while True:
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() > deadline_s:
+                    raise SwiftCacheError(
+                        f"another donor has been starting in {folder} for {timeout_s:g} s: end it "
+                        f"if it is stuck, then try again"
+                    ) from None
+                time.sleep(0.01)
+        yield
+    finally:
+        os.close(descriptor)

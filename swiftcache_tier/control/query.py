@@ -1,0 +1,77 @@
+"""Ask a donor how it stands, without a session."""
+
+from __future__ import annotations
+
+import os
+
+from swiftcache_tier.control.door import connect_door
+from swiftcache_tier.control.messages import (
+    FROM_DOOR,
+    PROTOCOL,
+    Error,
+    FromDoor,
+    MessageError,
+    StatusReply,
+    StatusRequest,
+    check_protocol,
+    decode,
+    encode,
+)
+from swiftcache_tier.control.runtime_dir import DonorPaths
+from swiftcache_tier.errors import SwiftCacheError
+from swiftcache_tier.extents import recv_fds, send_fds
+from swiftcache_tier.settings import Settings
+
+
+class Unresponsive(SwiftCacheError):
+    """A donor's process is there but does not answer."""
+
+
+def query_status(paths: DonorPaths, settings: Settings) -> StatusReply:
+    """The status of the donor at `paths`; blocks for `settings.status_timeout_s` at most.
+
+    Raises NoDonor when nobody listens there, Unresponsive when no answer came in time,
+    MessageError when the donor refuses or speaks another version.
+    """
+    with connect_door(paths) as connection:
+        connection.settimeout(settings.status_timeout_s)
+        try:
+            send_fds(connection, encode(StatusRequest(protocol=PROTOCOL)), ())
+            record = recv_fds(connection, settings.message_bytes_max, 1)
+        except TimeoutError:
+            raise Unresponsive(
+                f"the donor at {paths.spec} has not answered for {settings.status_timeout_s:g} s: "
+                f"it is stopped or stuck"
+            ) from None
+        except OSError as error:
+            raise Unresponsive(
+                f"the donor at {paths.spec} closed the connection: {error.strerror}"
+            ) from error
+    for descriptor in record.descriptors:
+        os.close(descriptor)
+    reply = read_door(record.payload, paths, settings)
+    if not isinstance(reply, StatusReply):
+        raise SwiftCacheError(
+            f"the donor at {paths.spec} answered {type(reply).__name__} to a request for its "
+            f"status: restart it in this version of sglang-swiftcache"
+        )
+    return reply
+
+
+def read_door(payload: bytes, paths: DonorPaths, settings: Settings) -> FromDoor:
+    """What the donor at `paths` said at its door.
+
+    Raises MessageError for another protocol version, for what is no message, and for an Error,
+    whose code and text it takes over; Unresponsive for the end of the connection.
+    """
+    who = f"the donor at {paths.spec}"
+    if not payload:
+        raise Unresponsive(f"{who} closed the connection without an answer")
+    check_protocol(payload, who)
+    try:
+        message = decode(FROM_DOOR, payload, settings.message_bytes_max)
+    except MessageError as error:
+        raise MessageError(error.code, f"{who} sent a {error}") from None
+    if isinstance(message, Error):
+        raise MessageError(message.code, f"{who} refuses: {message.message}")
+    return message

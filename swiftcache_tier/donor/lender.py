@@ -1,0 +1,335 @@
+"""Which receiver holds what, and what it is told: the donor's decisions.
+
+No input or output, and no clock: times are passed in, and what is to be sent goes to a port.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Protocol
+
+from swiftcache_tier.control.messages import (
+    Accept,
+    Bye,
+    Decline,
+    ErrorCode,
+    Farewell,
+    MessageError,
+    Ping,
+    Pong,
+    ReceiverStatus,
+    Reclaim,
+    Released,
+    ToDonor,
+    ToReceiver,
+)
+from swiftcache_tier.donor.shares import Claim, fair_shares
+from swiftcache_tier.lease import Grant, LeaseEvent, LeaseState, LeaseTable
+from swiftcache_tier.settings import Settings
+from swiftcache_tier.sizes import format_size
+
+logger = logging.getLogger(__name__)
+
+_ENDING = "the donor is ending"
+_SHARING = "another receiver asks for its share"
+_CLOSED = "the connection has closed"
+_UNANSWERED = "the offer was not answered in time"
+
+
+class Port(Protocol):
+    """The way to one receiver. No call blocks, and what is sent may be lost."""
+
+    def offer(self, grant: Grant) -> None:
+        """Hand descriptors over, as long as `grant` is still offered when its turn comes."""
+
+    def tell(self, message: ToReceiver) -> None:
+        """Send a control message."""
+
+    def close(self) -> None:
+        """The session is over."""
+
+
+@dataclass(eq=False)
+class Receiver:
+    """One receiver that has a session."""
+
+    token: str
+    name: str
+    pid: int
+    uid: int
+    port: Port
+    heard_s: float
+    wanted: int = 0
+    target: int = 0
+    silent: bool = False
+    door_open: bool = True
+    """Descriptors can still be handed over."""
+    no_offer_before_s: float = 0.0
+    reclaim_reason: str = _SHARING
+    reclaim_sent_s: float = 0.0
+    overdue: bool = False
+    """A reclaim is past its deadline, and that has been logged."""
+
+    def __str__(self) -> str:
+        return f"receiver {self.name} (process {self.pid})"
+
+
+class Lender:
+    """Divides a donor's extents between its receivers. Used by the event loop's thread."""
+
+    def __init__(
+        self,
+        extents: int,
+        extent_bytes: int,
+        settings: Settings,
+        dirtied: Callable[[], None],
+    ) -> None:
+        """`dirtied` is called when there are extents to scrub (`table.dirty`)."""
+        self._table = LeaseTable(extents)
+        self._extents = extents
+        self._extent_bytes = extent_bytes
+        self._settings = settings
+        self._dirtied = dirtied
+        self._receivers: dict[str, Receiver] = {}
+        self._ticked_s: float | None = None
+        self.draining = False
+
+    @property
+    def table(self) -> LeaseTable:
+        """For reading."""
+        return self._table
+
+    @property
+    def idle(self) -> bool:
+        """No receiver holds anything."""
+        return self._table.counts()[LeaseState.FREE] == self._extents
+
+    def join(self, receiver: Receiver) -> None:
+        """Open a session. Raises MessageError while draining, or when there are too many."""
+        if self.draining:
+            raise MessageError(ErrorCode.DRAINING, "this donor is ending: choose another")
+        if len(self._receivers) >= self._settings.sessions_max:
+            raise MessageError(
+                ErrorCode.FULL,
+                f"this donor already serves {len(self._receivers)} receivers, its most: raise "
+                f"SWIFTCACHE_SESSIONS_MAX where it is started, or choose another",
+            )
+        self._receivers[receiver.token] = receiver
+        logger.info("%s of user %d joined", receiver, receiver.uid)
+
+    def hear(self, message: ToDonor, now_s: float) -> ToReceiver | None:
+        """Act on a message; returns the answer, if it has one.
+
+        Raises MessageError when the message's token belongs to no session.
+        """
+        receiver = self._receivers.get(message.token)
+        if receiver is None:
+            raise MessageError(
+                ErrorCode.NO_SESSION,
+                f"{type(message).__name__} for a session that this donor does not have: it has "
+                f"ended, or never was; say Hello first",
+            )
+        receiver.heard_s = now_s
+        if receiver.silent:
+            receiver.silent = False
+            self._table.apply_to_all(LeaseEvent.RESUME, receiver.token, now_s)
+            logger.info(
+                "%s speaks again: it keeps %s", receiver, self._amount(self._held(receiver))
+            )
+        match message:
+            case Ping():
+                receiver.wanted = message.wanted
+                self._rebalance(now_s)
+                return Pong(target=receiver.target)
+            case Accept():
+                self._apply(LeaseEvent.ACCEPT, receiver, message, now_s)
+            case Decline():
+                # Whatever kept it from mapping them will keep it from mapping the next at once.
+                receiver.no_offer_before_s = now_s + self._settings.offer_timeout_s
+                logger.warning("%s declined %s", receiver, self._amount(len(message.slots)))
+                self._apply(LeaseEvent.DECLINE, receiver, message, now_s)
+            case Released():
+                self._apply(LeaseEvent.RELEASE, receiver, message, now_s)
+                if self._table.asked_since_s(receiver.token) is None:
+                    receiver.overdue = False
+            case Bye():
+                self._end(receiver, LeaseEvent.RELEASE, "left", now_s)
+                return Farewell()
+        return None
+
+    def door_closed(self, token: str, now_s: float) -> None:
+        """Nothing can be handed to this receiver any more.
+
+        Its extents stay its own: the end of a connection may precede the end of its accesses.
+        """
+        receiver = self._receivers.get(token)
+        if receiver is None:
+            return
+        receiver.door_open = False
+        if not self._held(receiver):
+            self._end(receiver, LeaseEvent.RELEASE, "closed its connection", now_s)
+
+    def gone(self, token: str, now_s: float) -> None:
+        """The receiver's process has ended, and its mappings with it."""
+        receiver = self._receivers.get(token)
+        if receiver is not None:
+            self._end(receiver, LeaseEvent.GONE, "has ended", now_s)
+
+    def scrubbed(self, slots: Iterable[int], now_s: float) -> None:
+        """Dirty extents were scrubbed, and may be offered again."""
+        for slot in slots:
+            self._table.scrubbed(slot)
+        self._rebalance(now_s)
+
+    def drain(self, now_s: float) -> None:
+        """Ask everything back and lend no more."""
+        self.draining = True
+        self._rebalance(now_s)
+
+    def tick(self, now_s: float) -> None:
+        """See to time-outs; called at each heartbeat."""
+        stalled_s = now_s - (self._ticked_s if self._ticked_s is not None else now_s)
+        self._ticked_s = now_s
+        if stalled_s > self._settings.lost_after_s / 2:
+            # This process was stopped or starved. What its peers said meanwhile waits to be read.
+            for receiver in self._receivers.values():
+                receiver.heard_s = now_s
+        for receiver in list(self._receivers.values()):
+            self._see_to(receiver, now_s)
+        self._rebalance(now_s)
+
+    def receivers(self, now_s: float) -> list[ReceiverStatus]:
+        """All sessions, for status."""
+        return [
+            ReceiverStatus(
+                name=receiver.name,
+                pid=receiver.pid,
+                uid=receiver.uid,
+                extents=self._states(receiver),
+                bytes=self._held(receiver) * self._extent_bytes,
+                heartbeat_age_s=max(0.0, now_s - receiver.heard_s),
+            )
+            for receiver in self._receivers.values()
+        ]
+
+    def _see_to(self, receiver: Receiver, now_s: float) -> None:
+        settings, token = self._settings, receiver.token
+        silent_s = now_s - receiver.heard_s
+        if not receiver.silent and silent_s > settings.lost_after_s:
+            receiver.silent = True
+            self._table.apply_to_all(LeaseEvent.SILENCE, token, now_s)
+            logger.warning(
+                "%s has been silent for %.1f s: %s orphaned until it speaks or its process ends",
+                receiver,
+                silent_s,
+                self._amount(self._held(receiver)),
+            )
+        if self._table.withdraw_offers(token, settings.offer_timeout_s, now_s):
+            receiver.no_offer_before_s = now_s + settings.offer_timeout_s
+            receiver.reclaim_reason = _UNANSWERED
+            self._send_reclaims(receiver, now_s)
+        elif now_s - receiver.reclaim_sent_s >= settings.heartbeat_s:
+            self._send_reclaims(receiver, now_s)
+        asked_s = self._table.asked_since_s(token)
+        if asked_s is None or receiver.overdue:
+            return
+        if now_s - asked_s > settings.reclaim_deadline_s:
+            receiver.overdue = True
+            logger.warning(
+                "%s has not released %s within %.1f s: not lent again until it does, or its "
+                "process ends",
+                receiver,
+                self._amount(self._states(receiver)[LeaseState.RECLAIMING]),
+                settings.reclaim_deadline_s,
+            )
+
+    def _rebalance(self, now_s: float) -> None:
+        """Move towards equal shares: ask back what is over, offer what is missing."""
+        heard = [r for r in self._receivers.values() if not r.silent]
+        stuck = sum(self._held(r) for r in self._receivers.values() if r.silent)
+        claims = [
+            # Without a door it can be lent no more, and is about to find out.
+            Claim(0 if self.draining or not r.door_open else r.wanted, self._keeps(r))
+            for r in heard
+        ]
+        shares = fair_shares(self._extents - stuck, claims)
+        for receiver, share in zip(heard, shares, strict=True):
+            receiver.target = share
+            self._take_back(receiver, now_s)
+        for receiver in heard:
+            self._offer_missing(receiver, now_s)
+
+    def _take_back(self, receiver: Receiver, now_s: float) -> None:
+        over = self._keeps(receiver) - receiver.target
+        if over <= 0:
+            return
+        slots = self._table.reclaim(receiver.token, over, now_s)
+        if self.draining:
+            slots += self._table.withdraw_offers(receiver.token, 0.0, now_s)
+        if not slots:
+            return
+        receiver.reclaim_reason = (
+            _ENDING if self.draining else _SHARING if receiver.door_open else _CLOSED
+        )
+        logger.info(
+            "asked %s back from %s: %s", self._amount(len(slots)), receiver, receiver.reclaim_reason
+        )
+        self._send_reclaims(receiver, now_s)
+
+    def _offer_missing(self, receiver: Receiver, now_s: float) -> None:
+        if now_s < receiver.no_offer_before_s:
+            return
+        missing = receiver.target - self._keeps(receiver)
+        while missing > 0:
+            most = min(missing, self._settings.extents_per_message)
+            grant = self._table.offer(receiver.token, most, now_s)
+            if grant is None:
+                return
+            missing -= len(grant.slots)
+            receiver.port.offer(grant)
+
+    def _send_reclaims(self, receiver: Receiver, now_s: float) -> None:
+        asked_s = self._table.asked_since_s(receiver.token)
+        if asked_s is None:
+            return
+        receiver.reclaim_sent_s = now_s
+        left_s = max(0.0, asked_s + self._settings.reclaim_deadline_s - now_s)
+        for grant, slots in self._table.reclaiming(receiver.token).items():
+            receiver.port.tell(
+                Reclaim(grant=grant, slots=slots, deadline_s=left_s, reason=receiver.reclaim_reason)
+            )
+
+    def _apply(
+        self,
+        event: LeaseEvent,
+        receiver: Receiver,
+        message: Accept | Decline | Released,
+        now_s: float,
+    ) -> None:
+        if self._table.apply(event, receiver.token, message.grant, message.slots, now_s):
+            self._dirtied()
+
+    def _end(self, receiver: Receiver, event: LeaseEvent, how: str, now_s: float) -> None:
+        logger.info("%s %s: %s back", receiver, how, self._amount(self._held(receiver)))
+        del self._receivers[receiver.token]
+        receiver.port.close()
+        if self._table.apply_to_all(event, receiver.token, now_s):
+            self._dirtied()
+        self._rebalance(now_s)
+
+    def _states(self, receiver: Receiver) -> dict[str, int]:
+        counts = self._table.counts_of(receiver.token)
+        return {state: n for state, n in counts.items() if state is not LeaseState.FREE}
+
+    def _held(self, receiver: Receiver) -> int:
+        return sum(self._states(receiver).values())
+
+    def _keeps(self, receiver: Receiver) -> int:
+        """Extents that it holds, less those asked back."""
+        states = self._states(receiver)
+        return states[LeaseState.OFFERED] + states[LeaseState.LENT]
+
+    def _amount(self, extents: int) -> str:
+        return f"{extents} extents ({format_size(extents * self._extent_bytes)})"

@@ -1,0 +1,92 @@
+"""What a donor will lend, checked before anything is made."""
+
+from __future__ import annotations
+
+import os
+import resource
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from swiftcache_tier.control.credentials import uids_of
+from swiftcache_tier.control.runtime_dir import DonorPaths, donor_paths, ensure_runtime_dir
+from swiftcache_tier.errors import SwiftCacheError
+from swiftcache_tier.extents import Arena, arena_for
+from swiftcache_tier.settings import Settings
+from swiftcache_tier.sizes import format_size
+
+# Open files beside one for each extent: the interpreter's own, and three for each session.
+_OTHER_FILES = 64
+_FILES_PER_SESSION = 3
+
+
+@dataclass(frozen=True)
+class DonorPlan:
+    """A donor that can be started."""
+
+    arena: Arena
+    paths: DonorPaths
+    extent_bytes: int
+    extents: int
+    allowed_uids: frozenset[int]
+    """Whose processes may borrow: this user's, root's, and those allowed by name."""
+    owner_pid: int | None
+    """The one process that may borrow, and whose end ends the donor."""
+    open_files: int
+    """What the limit on open files must at least be."""
+
+    @property
+    def size_bytes(self) -> int:
+        return self.extents * self.extent_bytes
+
+    @property
+    def others_allowed(self) -> bool:
+        return not self.allowed_uids <= {os.geteuid(), 0}
+
+
+def plan_donor(
+    *,
+    device: str,
+    size_bytes: int,
+    name: str | None,
+    runtime_dir: Path,
+    extent_bytes: int | None,
+    allow_users: Sequence[str],
+    owner_pid: int | None,
+    settings: Settings,
+) -> DonorPlan:
+    """Check what a user asked for; `size_bytes` is rounded down to whole extents.
+
+    Makes the runtime directory and nothing else. Raises SwiftCacheError for what cannot be.
+    """
+    arena = arena_for(device)
+    extent_bytes = extent_bytes or settings.extent_bytes
+    if extent_bytes % arena.granularity_bytes:
+        raise SwiftCacheError(
+            f"extent size of {extent_bytes} bytes: expected a multiple of "
+            f"{arena.granularity_bytes} bytes for device {device}"
+        )
+    extents = size_bytes // extent_bytes
+    if extents == 0:
+        raise SwiftCacheError(
+            f"size {format_size(size_bytes)} is less than one extent: lend at least "
+            f"{format_size(extent_bytes)}, or choose smaller extents with --extent-size"
+        )
+    available_bytes = arena.available_bytes()
+    if size_bytes > available_bytes:
+        raise SwiftCacheError(
+            f"size {format_size(size_bytes)} is over what device {device} has to give: "
+            f"{format_size(available_bytes)} is available now; lend less or free some"
+        )
+    open_files = extents + _OTHER_FILES + _FILES_PER_SESSION * settings.sessions_max
+    _, most_files = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if most_files != resource.RLIM_INFINITY and open_files > most_files:
+        raise SwiftCacheError(
+            f"{extents} extents of {format_size(extent_bytes)} need {open_files} open files and "
+            f"the limit is {most_files}: raise it (ulimit -Hn) or choose larger extents with "
+            f"--extent-size"
+        )
+    allowed_uids = frozenset({os.geteuid(), 0}) | uids_of(allow_users)
+    ensure_runtime_dir(runtime_dir)
+    paths = donor_paths(runtime_dir, name or f"{device.replace(':', '')}-{os.getpid()}")
+    return DonorPlan(arena, paths, extent_bytes, extents, allowed_uids, owner_pid, open_files)

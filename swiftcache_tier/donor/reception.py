@@ -1,0 +1,131 @@
+"""The donor's door: who is let in."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import socket
+from collections.abc import Callable
+
+from swiftcache_tier.control.credentials import Peer, peer_of, user_name
+from swiftcache_tier.control.messages import (
+    AT_DOOR,
+    Error,
+    ErrorCode,
+    Hello,
+    MessageError,
+    StatusReply,
+    check_protocol,
+    decode,
+    encode,
+)
+from swiftcache_tier.control.records import RecordChannel, readable
+from swiftcache_tier.errors import SwiftCacheError
+from swiftcache_tier.settings import Settings
+
+logger = logging.getLogger(__name__)
+
+
+class Reception:
+    """Accepts connections, checks credentials, hears the first message."""
+
+    def __init__(
+        self,
+        door: socket.socket,
+        allowed_uids: frozenset[int],
+        settings: Settings,
+        status: Callable[[], StatusReply],
+        welcome: Callable[[Hello, Peer, RecordChannel], None],
+    ) -> None:
+        """Takes over `door`, which listens and does not block.
+
+        `welcome` takes over the connection and the descriptor in `peer`, or raises MessageError.
+        """
+        self._door = door
+        self._allowed_uids = allowed_uids
+        self._settings = settings
+        self._status = status
+        self._welcome = welcome
+        self._waiting: set[asyncio.Task[None]] = set()
+
+    async def run(self) -> None:
+        """Serve until cancelled."""
+        try:
+            while True:
+                await readable(self._door.fileno())
+                await self._accept()
+        finally:
+            for task in self._waiting:
+                task.cancel()
+            await asyncio.gather(*self._waiting, return_exceptions=True)
+
+    def close(self) -> None:
+        self._door.close()
+
+    async def _accept(self) -> None:
+        try:
+            connection, _ = self._door.accept()
+        except BlockingIOError:
+            return
+        except OSError as error:  # no room for one more open file, most likely
+            logger.error("a connection cannot be accepted: %s", error)
+            await asyncio.sleep(self._settings.heartbeat_s)
+            return
+        if len(self._waiting) >= self._settings.sessions_max:
+            logger.warning("a connection is refused: %d others wait", len(self._waiting))
+            connection.close()
+            return
+        connection.setblocking(False)
+        task = asyncio.create_task(self._receive(connection))
+        self._waiting.add(task)
+        task.add_done_callback(self._waiting.discard)
+
+    async def _receive(self, connection: socket.socket) -> None:
+        channel = RecordChannel(connection, self._settings.message_bytes_max, 0)
+        peer: Peer | None = None
+        kept = False
+        try:
+            peer = peer_of(connection)
+            async with asyncio.timeout(self._settings.handshake_timeout_s):
+                try:
+                    kept = await self._hear(peer, channel)
+                except MessageError as error:
+                    logger.warning("refused process %d: %s", peer.pid, error)
+                    await channel.send(encode(Error(code=error.code, message=str(error))))
+        except TimeoutError:
+            logger.warning(
+                "a connection is closed: it said nothing for %.1f s",
+                self._settings.handshake_timeout_s,
+            )
+        except (OSError, SwiftCacheError) as error:
+            logger.warning("a connection is closed: %s", error)
+        finally:
+            if not kept:
+                channel.close()
+                if peer is not None:
+                    os.close(peer.pidfd)
+
+    async def _hear(self, peer: Peer, channel: RecordChannel) -> bool:
+        """Answer the first message. Returns whether the connection has become a session's."""
+        try:
+            record = await channel.receive()
+        except SwiftCacheError as error:
+            raise MessageError(ErrorCode.TOO_LARGE, str(error)) from error
+        if not record.payload:
+            return False
+        # Only now: closing a connection with a message unread would lose the answer to it.
+        if peer.uid not in self._allowed_uids:
+            user = user_name(peer.uid)
+            raise MessageError(
+                ErrorCode.NOT_ALLOWED,
+                f"user {user} may not use this donor: start it with --allow-user {user}, or run "
+                f"as the user that started it",
+            )
+        check_protocol(record.payload, f"process {peer.pid}")
+        message = decode(AT_DOOR, record.payload, self._settings.message_bytes_max)
+        if isinstance(message, Hello):
+            self._welcome(message, peer, channel)
+            return True
+        await channel.send(encode(self._status()))
+        return False

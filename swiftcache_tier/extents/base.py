@@ -1,0 +1,96 @@
+"""Extents: pieces of physical memory that one process lends to another.
+
+The donor side is an `Arena` that makes `Extent`s; the receiver side is an `AddressRange` that maps
+them. Between the two travels a file descriptor and nothing else, so every kind of memory has the
+same life: create, share, map, unmap, scrub.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+
+
+class Extent(ABC):
+    """One piece of physical memory, held by the donor. Used by one thread at a time.
+
+    Memory that a receiver has mapped outlives both `close` and the end of the donor's process: it
+    returns to the system when the last mapping of it is gone.
+    """
+
+    size_bytes: int
+
+    @abstractmethod
+    def share(self) -> int:
+        """A new descriptor (close-on-exec) of the present memory; the caller closes it.
+
+        Raises OSError (EMFILE) when the process may open no more files.
+        """
+
+    @abstractmethod
+    def scrub(self) -> None:
+        """Make the extent read as zeros, out of reach of whoever held it before.
+
+        Called at each change of owner, before the extent is offered again. On an OSError the
+        extent is not clean and must not be offered; the call may be repeated.
+        """
+
+    @abstractmethod
+    def close(self) -> None:
+        """Give the memory up. May be repeated; no other method may follow."""
+
+
+class Arena(ABC):
+    """A kind of memory on one device, from which a donor makes its extents."""
+
+    device: str
+    """As in `--device`: "host" or "cuda:N"."""
+
+    granularity_bytes: int
+    """Extent sizes, and the offsets where they are mapped, are multiples of this."""
+
+    @abstractmethod
+    def available_bytes(self) -> int:
+        """Memory that could be lent now without starving what already runs on the device."""
+
+    @abstractmethod
+    def create(self, size_bytes: int) -> Extent:
+        """A new extent that reads as zeros.
+
+        Raises ValueError unless `size_bytes` is a positive multiple of `granularity_bytes`, and
+        SwiftCacheError when the system refuses.
+        """
+
+
+class AddressRange(ABC):
+    """A contiguous range of a receiver's addresses, parts of which are backed by extents.
+
+    `base` never changes, so an address handed out stays valid for as long as the extent behind it
+    is mapped. Offsets and sizes are multiples of the granularity of the memory that is mapped.
+    Used by one thread at a time.
+    """
+
+    base: int
+    """Address of offset 0."""
+
+    size_bytes: int
+
+    @abstractmethod
+    def map(self, offset: int, descriptor: int, size_bytes: int) -> None:
+        """Put the whole extent behind `descriptor` at `offset`, readable and writable.
+
+        The descriptor is checked first, stays the caller's and may be closed at once. Raises
+        SwiftCacheError for a descriptor that is no extent of `size_bytes`, ValueError for a place
+        outside the range or already mapped, OSError when the system refuses (nothing is mapped).
+        """
+
+    @abstractmethod
+    def unmap(self, offset: int, size_bytes: int) -> None:
+        """Take out what one `map` put in; the addresses stay reserved and fault when touched.
+
+        Nothing may still read or write them. Raises ValueError unless exactly this piece is
+        mapped, OSError when the system refuses (the piece stays mapped).
+        """
+
+    @abstractmethod
+    def close(self) -> None:
+        """Unmap everything and give the addresses up. May be repeated; nothing else may follow."""

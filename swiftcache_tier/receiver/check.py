@@ -1,0 +1,78 @@
+"""What can be told to be wrong with donor SPECs before anything is allocated."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from swiftcache_tier.control.credentials import user_name
+from swiftcache_tier.control.messages import StatusReply
+from swiftcache_tier.control.query import query_status
+from swiftcache_tier.control.runtime_dir import check_runtime_dir, donor_paths_of_spec
+from swiftcache_tier.errors import SwiftCacheError
+from swiftcache_tier.extents import arena_for
+from swiftcache_tier.receiver.owned import owned_donor_paths
+from swiftcache_tier.receiver.ranks import rank_of_device
+from swiftcache_tier.settings import Settings
+from swiftcache_tier.sizes import format_size
+from swiftcache_tier.spec import DonorSpec
+
+
+def check_specs(specs: Sequence[DonorSpec], runtime_dir: Path, settings: Settings) -> None:
+    """Raise SwiftCacheError, one line that names the SPEC, if a receiver could not start on them.
+
+    Allocates and leaves nothing, and may be called in any process and thread; blocks for
+    `settings.status_timeout_s` at most for each `ipc` SPEC. Donors that `auto` would find are not
+    asked: those that cannot be joined are passed over.
+    """
+    if any(spec.kind != "ipc" for spec in specs):
+        check_runtime_dir(runtime_dir)
+        _check_writable(runtime_dir)
+    for spec in specs:
+        try:
+            _check(spec, runtime_dir, settings)
+        except SwiftCacheError as error:
+            raise SwiftCacheError(f"donor SPEC {spec}: {error}") from error
+
+
+def _check_writable(runtime_dir: Path) -> None:
+    existing = next(path for path in (runtime_dir, *runtime_dir.parents) if path.exists())
+    if not os.access(existing, os.W_OK | os.X_OK, effective_ids=True):
+        raise SwiftCacheError(
+            f"runtime directory {runtime_dir} cannot be used: {existing} may not be written by "
+            f"user {user_name(os.geteuid())}; name another with --runtime-dir or "
+            f"SWIFTCACHE_RUNTIME_DIR"
+        )
+
+
+def _check(spec: DonorSpec, runtime_dir: Path, settings: Settings) -> None:
+    match spec.kind:
+        case "ipc":
+            assert spec.path is not None
+            reply = query_status(donor_paths_of_spec(spec.path), settings)
+            _check_donor(reply)
+            rank_of_device(reply.device)
+        case "host" | "cuda":
+            assert spec.device is not None
+            assert spec.size_bytes is not None
+            owned_donor_paths(spec.device, runtime_dir)
+            rank_of_device(spec.device)
+            available_bytes = arena_for(spec.device).available_bytes()
+            if spec.size_bytes > available_bytes:
+                raise SwiftCacheError(
+                    f"that is over what {spec.device} has to give: "
+                    f"{format_size(available_bytes)} is available now; ask for less or free some"
+                )
+        case "auto":
+            owned_donor_paths("host", runtime_dir)
+
+
+def _check_donor(reply: StatusReply) -> None:
+    if reply.owner_pid is not None:
+        raise SwiftCacheError(
+            f"that donor is owned by process {reply.owner_pid} and serves it alone: name another, "
+            f"or start one (swiftcache donor)"
+        )
+    if reply.state != "serving":
+        raise SwiftCacheError(f"that donor is {reply.state}: name another, or start it again")

@@ -1,0 +1,57 @@
+"""Where donors may appear that a receiver should join."""
+
+from __future__ import annotations
+
+from collections.abc import Container, Sequence
+from pathlib import Path
+
+from swiftcache_tier.control.runtime_dir import DonorPaths, list_donors
+
+
+class Discovery:
+    """Looks for donors that are there and not joined. Used by one thread."""
+
+    def __init__(self) -> None:
+        self._named: list[DonorPaths] = []
+        self._folder: Path | None = None
+        self._refused: dict[Path, tuple[int, int]] = {}
+
+    def watch(self, paths: DonorPaths) -> None:
+        """Look for the donor at `paths`."""
+        self._named.append(paths)
+
+    def watch_folder(self, runtime_dir: Path) -> None:
+        """Look for all donors in `runtime_dir`."""
+        self._folder = runtime_dir
+
+    def is_named(self, paths: DonorPaths) -> bool:
+        """Whether the user named this very donor."""
+        return paths in self._named
+
+    def refuse(self, paths: DonorPaths) -> None:
+        """Do not report this donor again, as long as its socket is the same."""
+        identity = _identity(paths.door)
+        if identity is not None:
+            self._refused[paths.door] = identity
+
+    def find(self, taken: Container[Path]) -> Sequence[DonorPaths]:
+        """Donors whose doors exist, are not in `taken` and were not refused."""
+        candidates = list(self._named)
+        if self._folder is not None:
+            candidates += list_donors(self._folder)
+        return [
+            paths
+            for paths in candidates
+            if paths.door not in taken
+            and (identity := _identity(paths.door)) is not None
+            and self._refused.get(paths.door) != identity
+        ]
+
+
+def _identity(door: Path) -> tuple[int, int] | None:
+    """What tells a socket from a later one at the same place; None if there is none."""
+    try:
+        status = door.stat()
+    except OSError:
+        return None
+    return status.st_ino, status.st_ctime_ns

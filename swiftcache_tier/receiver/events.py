@@ -1,0 +1,47 @@
+"""What the control thread reports to the scheduler thread."""
+
+from __future__ import annotations
+
+from typing import NamedTuple, TypeAlias
+
+from swiftcache_tier.blocks import DonorRank
+
+
+class DonorJoined(NamedTuple):
+    """A donor's extents have a place in the address range; none is mapped yet."""
+
+    key: int
+    name: str
+    device: str
+    pid: int
+    offset_bytes: int
+    extent_bytes: int
+    extents: int
+    rank: DonorRank
+
+
+class ExtentsMapped(NamedTuple):
+    """Slots of a donor can be used."""
+
+    key: int
+    slots: list[int]
+
+
+class ReclaimAsked(NamedTuple):
+    """The donor asks slots back; each is reported once."""
+
+    key: int
+    slots: list[int]
+    deadline_s: float
+    """From now, when the event was made."""
+    reason: str
+
+
+class DonorLost(NamedTuple):
+    """Nothing more will be heard of this donor. What is mapped stays so until it is released."""
+
+    key: int
+    reason: str
+
+
+Event: TypeAlias = DonorJoined | ExtentsMapped | ReclaimAsked | DonorLost

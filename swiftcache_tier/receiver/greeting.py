@@ -1,0 +1,102 @@
+"""A receiver presents itself at a donor's door."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from typing import NamedTuple
+
+from swiftcache_tier.blocks import DonorRank
+from swiftcache_tier.control.credentials import Peer, peer_of, user_name
+from swiftcache_tier.control.door import connect_door
+from swiftcache_tier.control.messages import (
+    PROTOCOL,
+    ErrorCode,
+    Hello,
+    MessageError,
+    Welcome,
+    encode,
+)
+from swiftcache_tier.control.query import Unresponsive, read_door
+from swiftcache_tier.control.records import RecordChannel
+from swiftcache_tier.control.runtime_dir import DonorPaths
+from swiftcache_tier.errors import SwiftCacheError
+from swiftcache_tier.extents import HostArena
+from swiftcache_tier.receiver.ranks import rank_of_device
+from swiftcache_tier.settings import Settings
+
+
+class Greeting(NamedTuple):
+    """A session that a donor has opened for this process."""
+
+    paths: DonorPaths
+    welcome: Welcome
+    peer: Peer
+    channel: RecordChannel
+    rank: DonorRank
+
+    def close(self) -> None:
+        """End the connection."""
+        self.channel.close()
+        os.close(self.peer.pidfd)
+
+
+async def greet(
+    paths: DonorPaths, receiver_name: str, any_user: bool, settings: Settings
+) -> Greeting:
+    """Open a session with the donor at `paths`; `any_user` trusts whoever runs it.
+
+    Raises NoDonor, Unresponsive, MessageError for what the donor refuses, and SwiftCacheError for
+    what this process refuses.
+    """
+    connection = connect_door(paths)
+    channel = RecordChannel(connection, settings.message_bytes_max, settings.extents_per_message)
+    peer: Peer | None = None
+    try:
+        peer = peer_of(connection)
+        if not any_user and peer.uid not in (os.geteuid(), 0):
+            raise SwiftCacheError(
+                f"the donor at {paths.spec} runs as user {user_name(peer.uid)}: memory is taken "
+                f"from this user's own donors; name it in an ipc:// SPEC if you trust it"
+            )
+        welcome = await _hello(channel, paths, receiver_name, settings)
+        rank = rank_of_device(welcome.device)
+        if welcome.extent_bytes % HostArena.granularity_bytes:
+            raise SwiftCacheError(
+                f"the donor at {paths.spec} lends extents of {welcome.extent_bytes} bytes: "
+                f"expected a multiple of {HostArena.granularity_bytes}"
+            )
+    except BaseException:
+        channel.close()
+        if peer is not None:
+            os.close(peer.pidfd)
+        raise
+    return Greeting(paths, welcome, peer, channel, rank)
+
+
+async def _hello(
+    channel: RecordChannel, paths: DonorPaths, receiver_name: str, settings: Settings
+) -> Welcome:
+    try:
+        async with asyncio.timeout(settings.handshake_timeout_s):
+            await channel.send(encode(Hello(protocol=PROTOCOL, receiver=receiver_name)))
+            record = await channel.receive()
+    except TimeoutError:
+        raise Unresponsive(
+            f"the donor at {paths.spec} has not answered for {settings.handshake_timeout_s:g} s: "
+            f"it is stopped or stuck"
+        ) from None
+    except OSError as error:
+        raise Unresponsive(
+            f"the donor at {paths.spec} closed the connection: {error.strerror}"
+        ) from error
+    for descriptor in record.descriptors:
+        os.close(descriptor)
+    reply = read_door(record.payload, paths, settings)
+    if not isinstance(reply, Welcome):
+        raise MessageError(
+            ErrorCode.MALFORMED,
+            f"the donor at {paths.spec} answered {type(reply).__name__} to Hello: restart it in "
+            f"this version of sglang-swiftcache",
+        )
+    return reply

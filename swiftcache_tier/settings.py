@@ -1,0 +1,123 @@
+"""Every time-out, interval and size of the donor tier, by name."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+
+from swiftcache_tier.errors import SwiftCacheError
+from swiftcache_tier.sizes import parse_size
+
+_PREFIX = "SWIFTCACHE_"
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Each field may be set by an environment variable: `SWIFTCACHE_HEARTBEAT_S` for the first.
+
+    Seconds are numbers; sizes take units ("64KiB"). Raises SwiftCacheError for values that could
+    not work.
+    """
+
+    heartbeat_s: float = 1.0
+    """Between two signs of life of a receiver, each of which its donor answers."""
+
+    lost_after_s: float = 5.0
+    """A peer silent for so long counts as lost."""
+
+    join_timeout_s: float = 10.0
+    """What a receiver's start waits for its donors to grant their memory."""
+
+    handshake_timeout_s: float = 5.0
+    """What either side of a new connection waits for the other's first message."""
+
+    offer_timeout_s: float = 5.0
+    """An offer not answered after this is withdrawn."""
+
+    reclaim_deadline_s: float = 5.0
+    """What a receiver is given to vacate extents, and a donor that ends waits for them."""
+
+    leave_timeout_s: float = 1.0
+    """What a receiver that ends waits for each donor to confirm that it left."""
+
+    vacate_bytes_per_step: int = 256 << 20
+    """Moved between donors in one scheduler step, at most, when memory is asked back."""
+
+    status_timeout_s: float = 2.0
+    """A donor that has not answered after this is shown as unresponsive."""
+
+    discovery_interval_s: float = 1.0
+    """Between two looks for donors that came or came back."""
+
+    owned_end_timeout_s: float = 5.0
+    """A donor that its receiver owns is killed when it has not ended after this."""
+
+    extent_bytes: int = 32 << 20
+    """Unit in which host memory is lent."""
+
+    address_space_bytes: int = 1 << 40
+    """Addresses a receiver reserves for the extents of all its donors."""
+
+    message_bytes_max: int = 64 << 10
+    """Longest control message that is read."""
+
+    extents_per_message: int = 128
+    """Extents named, and descriptors carried, by one message; at most 253."""
+
+    sessions_max: int = 64
+    """Receivers that one donor serves at once, and connections that it hears out at once."""
+
+    queued_messages_max: int = 256
+    """Messages that wait for one peer before more are dropped."""
+
+    def __post_init__(self) -> None:
+        for name, value in asdict(self).items():
+            if not (math.isfinite(value) and value > 0):
+                raise SwiftCacheError(
+                    f"{_variable(name)} is {value}: expected a finite value over 0"
+                )
+        if self.lost_after_s < 2 * self.heartbeat_s:
+            raise SwiftCacheError(
+                f"{_variable('lost_after_s')} is {self.lost_after_s:g} s with a heartbeat every "
+                f"{self.heartbeat_s:g} s: expected at least two heartbeats"
+            )
+        if self.extents_per_message > 253:
+            raise SwiftCacheError(
+                f"{_variable('extents_per_message')} is {self.extents_per_message}: expected at "
+                f"most 253, the descriptors that Linux lets one message carry"
+            )
+        if self.message_bytes_max < 4 << 10:
+            raise SwiftCacheError(
+                f"{_variable('message_bytes_max')} is {self.message_bytes_max} bytes: expected at "
+                f"least 4KiB, which the longest legal message may need"
+            )
+
+    @classmethod
+    def from_env(cls, environ: Mapping[str, str] = os.environ) -> Settings:
+        """The defaults, with what `environ` sets. Raises SwiftCacheError naming the variable."""
+        values: dict[str, float] = {}
+        for field in fields(cls):
+            text = environ.get(_variable(field.name))
+            if text is not None:
+                values[field.name] = _parse(field.name, isinstance(field.default, int), text)
+        return cls(**values)  # type: ignore[arg-type]  # whole numbers are int, see _parse
+
+    def as_env(self) -> dict[str, str]:
+        """The environment variables from which `from_env` makes these settings again."""
+        return {_variable(name): str(value) for name, value in asdict(self).items()}
+
+
+def _variable(name: str) -> str:
+    return _PREFIX + name.upper()
+
+
+def _parse(name: str, whole: bool, text: str) -> float:
+    try:
+        if "_bytes" in name:
+            return parse_size(text)
+        return int(text) if whole else float(text)
+    except (SwiftCacheError, ValueError):
+        expected = "a size such as 32MiB" if "_bytes" in name else "a number"
+        raise SwiftCacheError(f"{_variable(name)} is {text!r}: expected {expected}") from None

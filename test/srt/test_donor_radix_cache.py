@@ -1,0 +1,280 @@
+"""The tree over device and donors: right content always, nothing lost, memory given back."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from support.kv_tree import Running, Tree
+
+POLICIES = ("write_through", "write_through_selective", "write_back")
+
+
+def prompt(kind: int, pages: int, page_size: int) -> list[int]:
+    """Prompts of one kind are prefixes of each other; different kinds part after two pages."""
+    shared = [1, 2, 3, 4] * page_size
+    own = [100 + kind] * (pages * page_size)
+    return (shared[: 2 * page_size] + own)[: pages * page_size]
+
+
+@pytest.fixture(params=[1, 4])
+def page_size(request: pytest.FixtureRequest) -> int:
+    return int(request.param)
+
+
+def filled(tree: Tree, kinds: int, pages: int = 8) -> None:
+    for kind in range(kinds):
+        assert tree.run(prompt(kind, pages, tree.page_size)) is not None
+
+
+def test_a_prefix_evicted_from_the_device_comes_back_from_donors(page_size: int) -> None:
+    tree = Tree(page_size, pages=16, policy="write_through")
+    tree.tier.join(1, extents=64)
+    filled(tree, kinds=4)  # 26 pages through a pool of 16
+    assert tree.run(prompt(0, 8, page_size)) == 8 * page_size
+    assert tree.cache.tier_pool.loaded_bytes > 0
+    tree.check()
+
+
+def test_without_donors_the_same_prefix_is_recomputed(page_size: int) -> None:
+    tree = Tree(page_size, pages=16, policy="write_through")
+    filled(tree, kinds=4)
+    cached = tree.run(prompt(0, 8, page_size))
+    assert cached is not None
+    assert cached < 8 * page_size
+    tree.check()
+
+
+def test_memory_asked_back_is_moved_to_another_donor(page_size: int) -> None:
+    tree = Tree(page_size, pages=16, policy="write_through")
+    tree.tier.join(1, extents=8)
+    filled(tree, kinds=4)
+    tree.tier.join(2, extents=8)
+    tree.tier.ask_back(1, range(8))
+    tree.cache.check_hicache_events()
+    tree.cache.check_hicache_events()
+    assert not tree.tier.waiting, "the donor did not get its memory back"
+    assert tree.cache.stats.moved_blocks > 0
+    assert tree.cache.stats.lost_blocks == 0
+    assert tree.run(prompt(0, 8, page_size)) == 8 * page_size
+    tree.check()
+
+
+def test_memory_asked_back_with_nowhere_to_go_is_a_miss(page_size: int) -> None:
+    tree = Tree(page_size, pages=16, policy="write_through")
+    tree.tier.join(1, extents=8)
+    filled(tree, kinds=4)
+    tree.tier.ask_back(1, range(8))
+    tree.cache.check_hicache_events()
+    tree.cache.check_hicache_events()
+    assert not tree.tier.waiting
+    assert tree.cache.stats.lost_blocks > 0
+    assert tree.tier.total_blocks == 0
+    cached = tree.run(prompt(0, 8, page_size))
+    assert cached is not None
+    assert cached < 8 * page_size
+    tree.check()
+
+
+def test_the_hottest_prefix_survives_a_partial_reclaim() -> None:
+    tree = Tree(4, pages=16, policy="write_through", extent_bytes=4096)
+    tree.tier.join(1, extents=4)
+    filled(tree, kinds=4)
+    tree.run(prompt(0, 8, 4))  # now the hottest
+    tree.run(prompt(3, 8, 4))
+    held = tree.tier.used_blocks
+    tree.tier.ask_back(1, range(2))
+    for _ in range(3):
+        tree.cache.check_hicache_events()
+    assert not tree.tier.waiting
+    assert 0 < tree.tier.used_blocks <= held
+    assert tree.run(prompt(3, 8, 4)) == 32
+    tree.check()
+
+
+def test_a_donor_that_comes_back_is_used_again(page_size: int) -> None:
+    tree = Tree(page_size, pages=16, policy="write_through")
+    tree.tier.join(1, extents=8)
+    filled(tree, kinds=4)
+    tree.tier.ask_back(1, range(8))
+    tree.cache.check_hicache_events()
+    tree.cache.check_hicache_events()
+    tree.tier.lend(1, range(8))
+    filled(tree, kinds=4)
+    filled(tree, kinds=4)
+    assert tree.run(prompt(0, 8, page_size)) == 8 * page_size
+    tree.check()
+
+
+def test_memory_of_a_load_in_flight_is_not_given_back() -> None:
+    tree = Tree(4, pages=16, policy="write_through")
+    tree.tier.join(1, extents=8)
+    filled(tree, kinds=4)
+    controller = tree.cache.cache_controller
+    request = tree.start(prompt(0, 8, 4))
+    assert request is not None
+    assert controller.ack_load_queue, "no load is in flight"
+    pending = list(controller.ack_load_queue)
+    controller.ack_load_queue.clear()  # as if the copy had not completed
+    tree.tier.ask_back(1, range(8))
+    for _ in range(3):
+        tree.cache.check_hicache_events()
+    assert tree.tier.waiting, "memory went back while a load was reading it"
+    busy = {node for node in tree.nodes() if node.host_value is not None}
+    assert busy
+    assert busy <= tree.cache._vacater._in_flight()
+    controller.ack_load_queue.extend(pending)
+    for _ in range(3):
+        tree.cache.check_hicache_events()
+    assert not tree.tier.waiting
+    tree.finish(request)
+    tree.check()
+
+
+def test_flush_frees_every_block_and_the_memory_stays(page_size: int) -> None:
+    tree = Tree(page_size, pages=16, policy="write_through")
+    tree.tier.join(1, extents=8)
+    total = tree.tier.total_blocks
+    filled(tree, kinds=4)
+    assert tree.tier.used_blocks > 0
+    tree.cache.reset()
+    tree.allocator.clear()
+    assert tree.tier.free_blocks == tree.tier.total_blocks == total
+    filled(tree, kinds=4)
+    tree.check()
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_the_tier_evicts_the_least_recently_used(policy: str) -> None:
+    tree = Tree(4, pages=16, policy=policy, extent_bytes=4096)
+    tree.tier.join(1, extents=3)
+    assert tree.tier.total_blocks < 40
+    for round_ in range(3):
+        filled(tree, kinds=10)
+        tree.check()
+        assert round_ or tree.tier.used_blocks > 0
+    last = tree.run(prompt(9, 8, 4))
+    assert last == 32
+
+
+def test_a_corrupted_block_is_seen_by_these_tests() -> None:
+    """The control: if a restore went wrong, the content check would say so."""
+    tree = Tree(4, pages=16, policy="write_through")
+    tree.tier.join(1, extents=8)
+    filled(tree, kinds=4)
+    node = next(n for n in tree.nodes() if n.evicted and n.host_value is not None)
+    import ctypes
+
+    block = tree.cache.tier_pool.blocks_of(node.host_value)[:1]
+    ctypes.memset(int(tree.tier.addresses(block)[0]), 0, tree.tier.block_bytes)
+
+    def run_all() -> None:
+        for kind in range(4):
+            tree.run(prompt(kind, 8, 4))
+
+    with pytest.raises(AssertionError, match="wrong KV"):
+        run_all()
+
+
+class TreeMachine(RuleBasedStateMachine):
+    """Requests, aborts, evictions, flushes; donors that join, ask back and lend again."""
+
+    @initialize(
+        policy=st.sampled_from(POLICIES),
+        page_size=st.sampled_from([1, 4]),
+        extent_bytes=st.sampled_from([4096, 8192]),
+    )
+    def begin(self, policy: str, page_size: int, extent_bytes: int) -> None:
+        self.tree = Tree(page_size, pages=20, policy=policy, extent_bytes=extent_bytes)
+        self.running: list[Running] = []
+        self.lent: dict[int, set[int]] = {}
+        self.back: dict[int, set[int]] = {}
+
+    @rule(
+        kind=st.integers(0, 5),
+        pages=st.integers(1, 9),
+        tail=st.integers(0, 2),
+    )
+    def request(self, kind: int, pages: int, tail: int) -> None:
+        tokens = prompt(kind, pages, self.tree.page_size)
+        tokens[len(tokens) // 2 :] = [t + tail for t in tokens[len(tokens) // 2 :]]
+        if len(self.running) >= 2:
+            return
+        request = self.tree.start(tokens)
+        if request is not None:
+            self.running.append(request)
+
+    @precondition(lambda self: self.running)
+    @rule(abort=st.booleans())
+    def end(self, abort: bool) -> None:
+        request = self.running.pop(0)
+        (self.tree.abort if abort else self.tree.finish)(request)
+
+    @rule(key=st.integers(1, 3), extents=st.integers(1, 6))
+    def join(self, key: int, extents: int) -> None:
+        if key not in self.lent:
+            self.tree.tier.join(key, extents)
+            self.lent[key], self.back[key] = set(range(extents)), set()
+
+    @rule(key=st.integers(1, 3), count=st.integers(1, 4))
+    def ask_back(self, key: int, count: int) -> None:
+        slots = sorted(self.lent.get(key, ()))[:count]
+        if slots:
+            self.tree.tier.ask_back(key, slots)
+            self.lent[key] -= set(slots)
+            self.back[key] |= set(slots)
+
+    @rule(key=st.integers(1, 3))
+    def lend_again(self, key: int) -> None:
+        waiting = {s for k, slots in self.tree.tier.waiting if k == key for s in slots}
+        slots = sorted(self.back.get(key, set()) - waiting)
+        if slots:
+            self.tree.tier.lend(key, slots)
+            self.back[key] -= set(slots)
+            self.lent[key] |= set(slots)
+
+    @rule()
+    def step(self) -> None:
+        self.tree.cache.check_hicache_events()
+
+    @rule(tokens=st.integers(1, 40))
+    def evict_host(self, tokens: int) -> None:
+        self.tree.cache.evict_host(tokens)
+
+    @rule()
+    def flush(self) -> None:
+        if not self.running:
+            self.tree.cache.reset()
+            self.tree.allocator.clear()
+
+    @invariant()
+    def nothing_is_lost(self) -> None:
+        if hasattr(self, "tree"):
+            self.tree.check(self.running)
+
+    def teardown(self) -> None:
+        if not hasattr(self, "tree"):
+            return
+        while self.running:
+            self.tree.finish(self.running.pop())
+        for key, slots in self.lent.items():
+            if slots:
+                self.tree.tier.ask_back(key, sorted(slots))
+        for _ in range(4):
+            self.tree.cache.check_hicache_events()
+        assert not self.tree.tier.waiting, "memory that was asked back never came"
+        assert np.all(self.tree.tier.must_vacate() >= 0)
+        assert self.tree.tier.total_blocks == 0
+        self.tree.check()
+
+
+TestTreeMachine = TreeMachine.TestCase
+TestTreeMachine.settings = settings(
+    max_examples=40,
+    stateful_step_count=40,
+    deadline=None,
+    suppress_health_check=list(HealthCheck),
+)

@@ -1,0 +1,239 @@
+"""A radix tree over a small KV pool whose every byte can be checked.
+
+The KV of a token is a function of the whole prefix up to it, as in a model, so content found at
+the wrong place, of the wrong prefix, or of another layer is seen.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from array import array
+from collections.abc import Sequence
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any
+from unittest import mock
+
+import numpy as np
+import torch
+from sglang.srt.mem_cache.allocator.paged import PagedTokenToKVPoolAllocator
+from sglang.srt.mem_cache.base_prefix_cache import (
+    EvictParams,
+    InitLoadBackParams,
+    InsertParams,
+    MatchPrefixParams,
+)
+from sglang.srt.mem_cache.cache_init_params import CacheInitParams
+from sglang.srt.mem_cache.memory_pool import MHATokenToKVPool
+from sglang.srt.mem_cache.radix_cache import RadixKey, TreeNode
+
+from support.local_tier import LocalTier
+
+LAYERS, HEADS, HEAD_DIM = 2, 1, 8
+NO_BLOCKS = np.empty(0, dtype=np.int64)
+
+
+@dataclass
+class Running:
+    """A request between its prefill and its end: its prefix is locked, its slots are its own."""
+
+    tokens: list[int]
+    slots: torch.Tensor
+    cached: int
+    last_node: TreeNode
+
+
+class Tree:
+    """The cache, driven as SGLang's scheduler drives it."""
+
+    def __init__(
+        self, page_size: int, pages: int, policy: str, *, extent_bytes: int = 8192
+    ) -> None:
+        self.page_size = page_size
+        pool = MHATokenToKVPool(
+            size=pages * page_size,
+            page_size=page_size,
+            dtype=torch.float32,
+            head_num=HEADS,
+            head_dim=HEAD_DIM,
+            layer_num=LAYERS,
+            device="cpu",
+            enable_memory_saver=False,
+        )
+        self.pool = pool
+        self.allocator = PagedTokenToKVPoolAllocator(
+            pages * page_size, page_size, torch.float32, "cpu", pool, need_sort=False
+        )
+        self.tokens_total = self.allocator.available_size()
+        args = SimpleNamespace(
+            swiftcache_donors=[],
+            swiftcache_runtime_dir="/nowhere",
+            served_model_name="tiny",
+            port=1,
+            hicache_ratio=2.0,
+            hicache_size=0,
+            hicache_mem_layout="page_first",
+            hicache_io_backend="kernel",
+            hicache_write_policy=policy,
+            hicache_storage_backend=None,
+            hicache_storage_backend_extra_config=None,
+            hicache_storage_prefetch_policy="timeout",
+            extra_metric_labels=None,
+        )
+        from sglang.srt.swiftcache import donor_kv_cache, donor_radix_cache
+
+        def tier(specs: Any, block_bytes: int, **_: Any) -> LocalTier:
+            self.tier = LocalTier(block_bytes, extent_bytes)
+            return self.tier
+
+        def pool_class(_: Any) -> type:
+            return donor_kv_cache.DonorKVCache
+
+        with (
+            mock.patch.object(donor_kv_cache, "get_server_args", return_value=args),
+            mock.patch.object(donor_kv_cache, "DonorTier", tier),
+            mock.patch("sglang.srt.mem_cache.hiradix_cache.get_mha_host_pool_cls", pool_class),
+        ):
+            self.cache = donor_radix_cache.DonorRadixCache(
+                params=CacheInitParams(
+                    disable=False,
+                    req_to_token_pool=None,
+                    token_to_kv_pool_allocator=self.allocator,
+                    page_size=page_size,
+                    tp_cache_group=torch.distributed.group.WORLD,
+                ),
+                server_args=args,
+            )
+        self.cache.load_back_threshold = 1
+
+    # -- a request ----------------------------------------------------------------------------
+
+    def start(self, tokens: Sequence[int]) -> Running | None:
+        """Match, restore, check what was restored, compute the rest. None if it does not fit."""
+        cache = self.cache
+        cache.check_hicache_events()
+        key = self._key(tokens)
+        match = cache.match_prefix(MatchPrefixParams(key=key))
+        slots, node = match.device_indices, match.last_device_node
+        with self._locked(node):
+            if match.host_hit_length:
+                request = SimpleNamespace(host_hit_length=match.host_hit_length)
+                loaded, node_after = cache.init_load_back(
+                    InitLoadBackParams(
+                        best_match_node=match.best_match_node,
+                        host_hit_length=match.host_hit_length,
+                        req=request,
+                    )
+                )
+                assert request.host_hit_length == len(loaded)
+                slots = torch.cat([slots, loaded])
+        if match.host_hit_length:
+            node = node_after
+        cache.inc_lock_ref(node)
+        cache.ready_to_load_host_cache()
+        self.check_content(tokens[: len(slots)], slots)
+
+        rest = len(tokens) - len(slots)
+        if rest:
+            if self.allocator.available_size() < rest:
+                cache.evict(EvictParams(num_tokens=rest - self.allocator.available_size()))
+            fresh = self.allocator.alloc(rest)
+            if fresh is None:
+                cache.dec_lock_ref(node)
+                return None
+            self.write_content(tokens, len(slots), fresh)
+            slots_all = torch.cat([slots, fresh])
+        else:
+            slots_all = slots
+        return Running(list(tokens), slots_all, len(slots), node)
+
+    def finish(self, request: Running) -> None:
+        """Insert what was computed, free what the tree has already, unlock."""
+        key = self._key(request.tokens)
+        result = self.cache.insert(InsertParams(key=key, value=request.slots))
+        self.allocator.free(request.slots[request.cached : result.prefix_len])
+        self.cache.dec_lock_ref(request.last_node)
+
+    def abort(self, request: Running) -> None:
+        self.allocator.free(request.slots[request.cached :])
+        self.cache.dec_lock_ref(request.last_node)
+
+    def run(self, tokens: Sequence[int]) -> int | None:
+        """A whole request. Returns the tokens that were restored or on the device."""
+        request = self.start(tokens)
+        if request is None:
+            return None
+        self.finish(request)
+        return request.cached
+
+    # -- content ------------------------------------------------------------------------------
+
+    def write_content(self, tokens: Sequence[int], start: int, slots: torch.Tensor) -> None:
+        for layer in range(LAYERS):
+            self.pool.k_buffer[layer][slots] = self._expected(tokens, start, layer, 0)
+            self.pool.v_buffer[layer][slots] = self._expected(tokens, start, layer, 1)
+
+    def check_content(self, tokens: Sequence[int], slots: torch.Tensor) -> None:
+        for layer in range(LAYERS):
+            for side, buffer in ((0, self.pool.k_buffer), (1, self.pool.v_buffer)):
+                expected = self._expected(tokens, 0, layer, side)
+                assert torch.equal(buffer[layer][slots], expected), (
+                    f"layer {layer} {'kv'[side]}: wrong KV for a prefix of {len(tokens)} tokens"
+                )
+
+    def _expected(self, tokens: Sequence[int], start: int, layer: int, side: int) -> torch.Tensor:
+        rows = []
+        digest = hashlib.blake2b(digest_size=8)
+        for position, token in enumerate(tokens):
+            digest.update(token.to_bytes(4, "little"))
+            if position >= start:
+                seed = int.from_bytes(digest.digest(), "little") % (1 << 20)
+                rows.append(seed * 4 + layer * 2 + side)
+        values = torch.tensor(rows, dtype=torch.float64).view(-1, 1, 1)
+        # exact in float32: below 2**24
+        return (values + torch.zeros(HEADS, HEAD_DIM)).to(torch.float32)
+
+    # -- accounting ---------------------------------------------------------------------------
+
+    def nodes(self) -> list[TreeNode]:
+        found, stack = [], list(self.cache.root_node.children.values())
+        while stack:
+            node = stack.pop()
+            found.append(node)
+            stack.extend(node.children.values())
+        return found
+
+    def check(self, running: Sequence[Running] = ()) -> None:
+        """No device slot and no donor block is lost, or has two owners."""
+        self.tier.pool.check()
+        nodes = self.nodes()
+        copies = [n.host_value for n in nodes if n.host_value is not None]
+        blocks = np.concatenate([self.cache.tier_pool.blocks_of(c) for c in copies] or [NO_BLOCKS])
+        assert len(set(blocks.tolist())) == len(blocks), "a donor block has two owners"
+        counts = self.tier.pool.counts()
+        assert counts.used + counts.retiring == len(blocks), "donor blocks are lost"
+        for node in nodes:
+            assert node.value is not None or node.host_value is not None, "a node with nothing"
+            if node.value is None:
+                assert node.lock_ref == 0
+        own = sum(len(r.slots) - r.cached for r in running)
+        cached = self.cache.evictable_size() + self.cache.protected_size()
+        assert self.allocator.available_size() + cached + own == self.tokens_total
+        on_device = sum(len(n.value) for n in nodes if n.value is not None)
+        assert on_device == cached
+
+    def _key(self, tokens: Sequence[int]) -> RadixKey:
+        return RadixKey(token_ids=array("q", tokens), extra_key=None)
+
+    def _locked(self, node: TreeNode) -> Any:
+        import contextlib
+
+        @contextlib.contextmanager
+        def lock() -> Any:
+            self.cache.inc_lock_ref(node)
+            try:
+                yield
+            finally:
+                self.cache.dec_lock_ref(node)
+
+        return lock()

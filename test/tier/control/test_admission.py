@@ -1,0 +1,371 @@
+"""Who may speak with a donor, and what it answers to those who speak nonsense."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import pwd
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import closing, contextmanager, suppress
+from dataclasses import replace
+from typing import Any
+
+import msgspec
+import psutil
+import pytest
+import zmq
+
+from swiftcache_tier.control.messages import (
+    FROM_DOOR,
+    PROTOCOL,
+    TO_RECEIVER,
+    Bye,
+    Error,
+    ErrorCode,
+    Farewell,
+    Hello,
+    Ping,
+    Pong,
+    Released,
+    StatusReply,
+    StatusRequest,
+    Welcome,
+    encode,
+)
+from swiftcache_tier.control.runtime_dir import donor_paths
+from swiftcache_tier.extents import recv_fds, send_fds
+from swiftcache_tier.receiver.greeting import greet
+
+DEADLINE_S = 60.0
+
+
+@contextmanager
+def at_door(donor: Any) -> Iterator[socket.socket]:
+    with closing(socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)) as connection:
+        connection.settimeout(DEADLINE_S)
+        connection.connect(str(donor.paths.door))
+        yield connection
+
+
+def say(connection: socket.socket, data: bytes) -> Any:
+    """The donor's answer; None if it closes the connection."""
+    send_fds(connection, data, ())
+    record = recv_fds(connection, 1 << 16, 0)
+    return FROM_DOOR.decode(record.payload) if record.payload else None
+
+
+def is_closed(connection: socket.socket) -> bool:
+    return recv_fds(connection, 1 << 16, 0).payload == b""
+
+
+class RawControl:
+    """A control socket of which every byte is the test's."""
+
+    def __init__(self, donor: Any) -> None:
+        self._context = zmq.Context()
+        self.socket = self._context.socket(zmq.DEALER)
+        self.socket.rcvtimeo = self.socket.sndtimeo = int(DEADLINE_S * 1000)
+        self.socket.linger = 0
+        self.socket.connect(f"ipc://{donor.paths.control}")
+
+    def say(self, *frames: bytes) -> Any:
+        self.socket.send_multipart(frames)
+        return TO_RECEIVER.decode(self.socket.recv())
+
+    def close(self) -> None:
+        self._context.destroy(linger=0)
+
+
+@pytest.fixture
+def donor(lasting_donor: Any) -> Any:
+    return lasting_donor
+
+
+@pytest.fixture
+def control(donor: Any) -> Iterator[RawControl]:
+    with closing(RawControl(donor)) as control:
+        yield control
+
+
+@pytest.fixture(scope="module")
+def user(lasting_user: Any) -> Any:
+    """Somebody else who uses the donor meanwhile."""
+    lasting_user.ids = lasting_user.take_all()
+    lasting_user.write(lasting_user.ids, 1)
+    return lasting_user
+
+
+def assert_goes_on(donor: Any, user: Any) -> None:
+    """The donor runs, and its other receiver has what it had."""
+    assert donor.process.poll() is None
+    user.tier.poll()
+    assert user.holds(user.ids, 1)
+    assert donor.extents("lent") == 2
+
+
+GARBAGE = {
+    "empty map": b"\x80",
+    "no msgpack": b"\xc1\xff\x00",
+    "text": b"GET / HTTP/1.1\r\n\r\n",
+    "nested": b"\x91" * 5000,
+    "unknown type": msgspec.msgpack.encode({"type": "Steal", "token": "x"}),
+    "pickle": b"\x80\x04\x95\x0b\x00\x00\x00\x00\x00\x00\x00\x8c\x05posix",
+}
+
+
+@pytest.mark.parametrize("data", GARBAGE.values(), ids=GARBAGE.keys())
+def test_garbage_is_answered_with_an_error(
+    donor: Any, user: Any, control: RawControl, data: bytes
+) -> None:
+    for answer in (control.say(data), control.say(data)):
+        assert isinstance(answer, Error)
+        assert answer.code == ErrorCode.MALFORMED
+    with at_door(donor) as connection:
+        answer = say(connection, data)
+        assert isinstance(answer, Error)
+        assert answer.code == ErrorCode.MALFORMED
+        assert is_closed(connection)
+    assert "malformed" in donor.log()
+    assert_goes_on(donor, user)
+
+
+def test_several_frames_are_answered_with_an_error(
+    donor: Any, user: Any, control: RawControl
+) -> None:
+    ping = encode(Ping("0" * 32, 1))
+    for frames in ((ping, ping), (b"",), (b"", b"", b"")):
+        answer = control.say(*frames)
+        assert isinstance(answer, Error)
+        assert answer.code == ErrorCode.MALFORMED
+    assert_goes_on(donor, user)
+
+
+def test_a_long_message_is_answered_with_an_error(
+    donor: Any, user: Any, control: RawControl, settings: Any
+) -> None:
+    long = encode(Ping("0" * (settings.message_bytes_max + 1), 1))
+    answer = control.say(long)
+    assert isinstance(answer, Error)
+    assert answer.code == ErrorCode.TOO_LARGE
+    assert str(settings.message_bytes_max) in answer.message
+    with at_door(donor) as connection:
+        answer = say(connection, long)
+        assert isinstance(answer, Error)
+        assert answer.code == ErrorCode.TOO_LARGE
+    assert_goes_on(donor, user)
+
+
+def test_a_huge_message_does_not_reach_the_donor(donor: Any, user: Any, settings: Any) -> None:
+    process = psutil.Process(donor.process.pid)
+    with closing(RawControl(donor)) as huge:
+        before_bytes = process.memory_info().rss
+        huge.socket.send(b"\x00" * (64 << 20))
+        # Its connection is closed and opened again, whereupon it may speak as before.
+        assert isinstance(huge.say(b"\x80"), Error)
+        assert process.memory_info().rss - before_bytes < 32 << 20
+    assert_goes_on(donor, user)
+
+
+@pytest.mark.parametrize("token", ["", "0" * 32, "../../etc/passwd"])
+def test_a_token_of_no_session_is_answered_with_an_error(
+    donor: Any, user: Any, control: RawControl, token: str
+) -> None:
+    for message in (Ping(token, 2), Released(token, 1, [0, 1]), Bye(token)):
+        answer = control.say(encode(message))
+        assert isinstance(answer, Error)
+        assert answer.code == ErrorCode.NO_SESSION
+    assert_goes_on(donor, user)
+
+
+def test_a_session_cannot_give_away_what_another_holds(
+    donor: Any, user: Any, control: RawControl
+) -> None:
+    with at_door(donor) as connection:
+        welcome = say(connection, encode(Hello(PROTOCOL, "thief")))
+        assert isinstance(welcome, Welcome)
+        for grant in range(1, 5):
+            control.socket.send(encode(Released(welcome.token, grant, [0, 1])))
+        answer = control.say(encode(Ping(welcome.token, 0)))
+        assert answer == Pong(target=0)
+        assert_goes_on(donor, user)
+        assert control.say(encode(Bye(welcome.token))) == Farewell()
+        assert is_closed(connection)
+
+
+@pytest.mark.parametrize("kind", ["Hello", "StatusRequest", "SomethingNew"])
+def test_another_version_is_told_both_numbers(donor: Any, user: Any, kind: str) -> None:
+    message = {"type": kind, "protocol": PROTOCOL + 1, "receiver": "new", "colour": "blue"}
+    with at_door(donor) as connection:
+        answer = say(connection, msgspec.msgpack.encode(message))
+        assert isinstance(answer, Error)
+        assert answer.code == ErrorCode.PROTOCOL
+        assert f"version {PROTOCOL + 1}" in answer.message
+        assert f"version {PROTOCOL}:" in answer.message
+    assert_goes_on(donor, user)
+
+
+def test_a_receiver_refuses_a_donor_of_another_version(
+    runtime_dir: Any, start_tier: Any, one_line: Any
+) -> None:
+    from concurrent.futures import ThreadPoolExecutor
+
+    path = runtime_dir / "new.fds"
+    with closing(socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)) as door:
+        door.bind(str(path))
+        door.listen()
+
+        def serve() -> None:
+            connection, _ = door.accept()
+            with connection:
+                connection.recv(1 << 16)
+                body = {"type": "Welcome", "protocol": PROTOCOL + 1, "colour": "blue"}
+                connection.send(msgspec.msgpack.encode(body))
+
+        with ThreadPoolExecutor(1) as pool:
+            served = pool.submit(serve)
+            line = one_line(lambda: start_tier(f"ipc://{path}"))
+            served.result()
+    path.unlink()
+    assert f"version {PROTOCOL + 1}" in line
+    assert f"version {PROTOCOL}:" in line
+
+
+def test_words_at_the_door_of_a_session_end_its_connection(donor: Any, user: Any) -> None:
+    with at_door(donor) as connection:
+        assert isinstance(say(connection, encode(Hello(PROTOCOL, "chatty"))), Welcome)
+        send_fds(connection, b"and another thing", ())
+        assert is_closed(connection)
+    assert_goes_on(donor, user)
+
+
+def test_descriptors_that_are_sent_to_a_donor_are_not_kept(
+    donor: Any, user: Any, wait_for: Any
+) -> None:
+    process = psutil.Process(donor.process.pid)
+    before = process.num_fds()
+    with open(os.devnull) as null:
+        for _ in range(5):
+            with at_door(donor) as connection:
+                send_fds(connection, encode(StatusRequest(PROTOCOL)), [null.fileno()] * 9)
+                answer = FROM_DOOR.decode(recv_fds(connection, 1 << 16, 0).payload)
+                assert isinstance(answer, Error)
+    wait_for(lambda: process.num_fds() <= before, "all are closed")
+    assert_goes_on(donor, user)
+
+
+def test_who_says_nothing_is_shown_out(start_donor: Any, settings: Any) -> None:
+    donor = start_donor("a", settings=replace(settings, handshake_timeout_s=0.2))
+    with at_door(donor) as connection:
+        assert is_closed(connection)
+    assert "said nothing for 0.2 s" in donor.log()
+
+
+def test_there_is_room_for_so_many_only(start_donor: Any, settings: Any) -> None:
+    donor = start_donor("a", settings=replace(settings, sessions_max=2))
+    with at_door(donor) as one, at_door(donor) as two, at_door(donor) as three:
+        assert isinstance(say(one, encode(Hello(PROTOCOL, "one"))), Welcome)
+        assert isinstance(say(two, encode(Hello(PROTOCOL, "two"))), Welcome)
+        answer = say(three, encode(Hello(PROTOCOL, "three")))
+        assert isinstance(answer, Error)
+        assert answer.code == ErrorCode.FULL
+
+
+def test_connections_that_wait_are_limited(start_donor: Any, settings: Any, wait_for: Any) -> None:
+    donor = start_donor("a", settings=replace(settings, sessions_max=2))
+    with at_door(donor), at_door(donor), at_door(donor) as third:
+        assert is_closed(third)
+
+    def is_heard() -> bool:
+        with at_door(donor) as connection, suppress(ConnectionError):
+            return isinstance(say(connection, encode(StatusRequest(PROTOCOL))), StatusReply)
+        return False
+
+    wait_for(is_heard, "there is room again")
+
+
+as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can act as another user")
+
+ASK_AS_NOBODY = """
+import os, pwd, sys
+from pathlib import Path
+from swiftcache_tier.control.query import query_status
+from swiftcache_tier.control.runtime_dir import donor_paths_of_spec
+from swiftcache_tier.errors import SwiftCacheError
+from swiftcache_tier.settings import Settings
+paths, settings = donor_paths_of_spec(Path(sys.argv[1])), Settings()
+nobody = pwd.getpwnam("nobody")
+os.setgroups([])
+os.setgid(nobody.pw_gid)
+os.setuid(nobody.pw_uid)
+try:
+    print("let in:", query_status(paths, settings).name)
+except SwiftCacheError as error:
+    print(error)
+"""
+
+
+def ask_as_nobody(donor: Any, child_env: Any, settings: Any) -> str:
+    """What user `nobody` hears who asks for the donor's status."""
+    # Its folders let nobody in, as they should; here the donor itself is to decide.
+    folder = donor.paths.door.parent
+    folder.parent.chmod(0o711)
+    folder.chmod(0o711)
+    for path in donor.paths:
+        path.chmod(0o666)
+    done = subprocess.run(
+        [sys.executable, "-c", ASK_AS_NOBODY, str(donor.paths.door)],
+        env=child_env(settings),
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE_S,
+        check=True,
+    )
+    return done.stdout
+
+
+@as_root
+def test_another_user_is_refused(start_donor: Any, child_env: Any, settings: Any) -> None:
+    donor = start_donor("a", "2MiB")
+    answer = ask_as_nobody(donor, child_env, settings)
+    assert "user nobody may not use this donor" in answer
+    assert "--allow-user nobody" in answer
+    assert donor.status().state == "serving"
+
+
+@as_root
+def test_another_user_that_is_allowed_is_let_in(
+    start_donor: Any, child_env: Any, settings: Any
+) -> None:
+    donor = start_donor("a", "2MiB", "--allow-user", "nobody")
+    assert "chmod 711" in donor.log()
+    assert all(path.stat().st_mode & 0o777 == 0o666 for path in donor.paths)
+    assert ask_as_nobody(donor, child_env, settings) == "let in: a\n"
+
+
+def test_sockets_are_private(donor: Any) -> None:
+    assert all(path.stat().st_mode & 0o777 == 0o600 for path in donor.paths)
+
+
+@as_root
+def test_memory_is_not_taken_from_another_user_unless_it_is_named(
+    runtime_dir: Any, settings: Any, one_line: Any
+) -> None:
+    paths = donor_paths(runtime_dir, "theirs")
+    with closing(socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)) as door:
+        door.bind(str(paths.door))
+        # The kernel notes who listens.
+        os.seteuid(pwd.getpwnam("nobody").pw_uid)
+        try:
+            door.listen()
+        finally:
+            os.seteuid(0)
+        line = one_line(lambda: asyncio.run(greet(paths, "me", False, settings)))
+        assert "runs as user nobody" in line
+        assert "ipc://" in line
+        hasty = replace(settings, handshake_timeout_s=0.1)
+        line = one_line(lambda: asyncio.run(greet(paths, "me", True, hasty)))
+        assert "has not answered" in line
+    paths.door.unlink()

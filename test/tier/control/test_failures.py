@@ -1,0 +1,199 @@
+"""Donors and receivers fall silent, are killed, come back."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import psutil
+
+
+def test_memory_outlives_a_donor_that_is_killed(start_donor: Any, start_tier: Any) -> None:
+    donor, other = start_donor("a", "2MiB"), start_donor("b", "2MiB")
+    user = start_tier(donor.spec, other.spec)
+    ids = user.take_all()
+    user.write(ids, 3)
+    donor.signal(signal.SIGKILL)
+    user.poll_for(lambda: user.tier.must_vacate().size == 16, "the loss is noticed")
+    doomed = user.tier.must_vacate()
+    assert user.holds(ids, 3)
+    assert user.tier.status()["orphaned_extents"] == 2
+    assert {d["name"]: d["state"] for d in user.tier.status()["donors"]} == {
+        "a": "lost",
+        "b": "joined",
+    }
+    user.tier.free(doomed)
+    assert user.tier.alloc(1) is None, "no new blocks are placed on a lost donor"
+    user.poll_for(lambda: len(user.tier.status()["donors"]) == 1, "the donor is forgotten")
+    assert user.holds(np.setdiff1d(ids, doomed), 3)
+    assert user.tier.must_vacate().size == 0
+    assert user.tier.status()["orphaned_extents"] == 0
+
+
+def test_a_killed_donor_is_started_again_under_its_name(start_donor: Any, start_tier: Any) -> None:
+    donor = start_donor("a", "1MiB")
+    user = start_tier()
+    ids = user.take_all()
+    user.write(ids, 3)
+    donor.signal(signal.SIGKILL)
+    donor.wait()
+    again = start_donor("a", "1MiB")  # finds the sockets that the first left
+    # Joined as new beside what is left of the first.
+    user.poll_for(lambda: user.tier.free_blocks == 8, "the new donor is joined")
+    assert list(user.tier.donor_names().values()) == ["a", "a"]
+    assert user.holds(ids, 3)
+    new = user.take_all()
+    assert user.holds(new, 0)
+    user.tier.free(ids)
+    user.poll_for(lambda: len(user.tier.donor_names()) == 1, "the first is forgotten")
+    assert again.extents("lent") == 1
+    user.write(new, 4)
+    assert user.holds(new, 4)
+
+
+def test_what_a_killed_receiver_held_is_scrubbed_and_lent_again(
+    start_donor: Any, start_receiver: Any, start_tier: Any, wait_for: Any
+) -> None:
+    donor = start_donor("a", "2MiB")
+    receiver = start_receiver("first", donor.spec)
+    assert receiver("fill", 0xEE) == 16
+    assert donor.extents("lent") == 2
+    receiver.signal(signal.SIGKILL)
+    wait_for(lambda: donor.extents("free") == 2, "its extents are free")
+    assert donor.status().receivers == []
+    user = start_tier(donor.spec)
+    ids = user.take_all()
+    assert len(ids) == 16
+    assert user.holds(ids, 0)
+
+
+def test_a_receiver_that_is_stopped_keeps_its_memory(
+    start_donor: Any, start_receiver: Any, hasty: Any, wait_for: Any, child_env: Any
+) -> None:
+    donor = start_donor("a", "2MiB", settings=hasty)
+    receiver = start_receiver("first", donor.spec)
+    receiver("fill", 0x55)
+    receiver.signal(signal.SIGSTOP)
+    wait_for(lambda: donor.extents("orphaned") == 2, "the donor notices the silence")
+    # Another receiver asks, and gets nothing of it.
+    other = start_in_vain(donor, child_env(replace(hasty, join_timeout_s=1.0)))
+    assert "granted no memory" in other
+    assert donor.extents("orphaned") == 2
+    receiver.signal(signal.SIGCONT)
+    wait_for(lambda: donor.extents("lent") == 2, "it speaks again and keeps what it has")
+    assert receiver("bytes_seen") == [0x55]
+    assert receiver("status")["blocks"]["used"] == 16
+
+
+def start_in_vain(donor: Any, env: dict[str, str]) -> str:
+    """What a receiver that is told to use `donor` says at its end."""
+    script = (
+        "import sys; from pathlib import Path\n"
+        "from swiftcache_tier.receiver import DonorTier\n"
+        "from swiftcache_tier.settings import Settings\n"
+        "from swiftcache_tier.spec import parse_specs\n"
+        "from swiftcache_tier.errors import SwiftCacheError\n"
+        "tier = DonorTier(parse_specs(sys.argv[1]), 4096, settings=Settings.from_env(),\n"
+        "                 runtime_dir=Path('/nowhere'), receiver_name='other')\n"
+        "try: tier.start()\n"
+        "except SwiftCacheError as error: print(error)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script, donor.spec],
+        env=env,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    return done.stdout
+
+
+def test_a_receiver_that_is_stopped_and_killed_frees_its_memory(
+    start_donor: Any, start_receiver: Any, hasty: Any, wait_for: Any
+) -> None:
+    donor = start_donor("a", "1MiB", settings=hasty)
+    receiver = start_receiver("first", donor.spec)
+    receiver.signal(signal.SIGSTOP)
+    wait_for(lambda: donor.extents("orphaned") == 1, "the donor notices the silence")
+    receiver.signal(signal.SIGKILL)
+    wait_for(lambda: donor.extents("free") == 1, "its extents are free")
+
+
+def test_a_donor_that_is_stopped_is_given_up_and_joined_again(
+    start_donor: Any, start_tier: Any, hasty: Any
+) -> None:
+    donor = start_donor("a", "1MiB")
+    user = start_tier(donor.spec, settings=hasty)
+    ids = user.take_all()
+    user.write(ids, 6)
+    donor.signal(signal.SIGSTOP)
+    user.poll_for(lambda: user.tier.must_vacate().size == 8, "the silence is noticed")
+    assert user.holds(ids, 6)
+    user.tier.free(ids)
+    user.poll_for(lambda: not user.tier.donor_names(), "the donor is forgotten")
+    donor.signal(signal.SIGCONT)
+    user.poll_for(lambda: user.tier.free_blocks == 8, "it is joined again")
+    new = user.take_all()
+    assert user.holds(new, 0)
+    assert len(donor.status().receivers) == 1
+
+
+def test_a_receiver_that_is_late_with_a_reclaim_keeps_the_memory_until_it_is_done(
+    start_donor: Any, start_receiver: Any, settings: Any, wait_for: Any
+) -> None:
+    donor = start_donor("a", "1MiB", settings=replace(settings, reclaim_deadline_s=1.0))
+    receiver = start_receiver("first", donor.spec)
+    receiver("fill", 0x77)
+    receiver("vacate", False)
+    donor.signal(signal.SIGTERM)
+    assert donor.wait() == 0
+    assert receiver("bytes_seen") == [0x77]
+    receiver("vacate", True)
+    wait_for(lambda: receiver("status")["donors"] == [], "it is vacated and forgotten")
+
+
+def test_an_owned_donor_ends_with_its_owner(
+    start_receiver: Any, swiftcache: Any, runtime_dir: Any, wait_for: Any
+) -> None:
+    receiver = start_receiver("first", "host=2MiB")
+    assert receiver("fill", 1) == 16
+    (donor,) = psutil.Process(receiver.process.pid).children()
+    (paths,) = runtime_dir.glob("*.fds")
+    receiver.signal(signal.SIGKILL)
+    donor.wait(timeout=60)
+    wait_for(lambda: not any(runtime_dir.iterdir()), f"{paths} and its like are removed")
+
+
+def test_an_owned_donor_serves_its_owner_alone(
+    start_receiver: Any, start_tier: Any, runtime_dir: Any, one_line: Any, settings: Any
+) -> None:
+    owner = start_receiver("owner", "host=2MiB")
+    (door,) = runtime_dir.glob("*.fds")
+    line = one_line(lambda: start_tier(f"ipc://{door}"))
+    assert f"serves process {owner.process.pid} alone" in line
+    # `auto` passes it over, and starts a donor of its own instead.
+    user = start_tier(settings=replace(settings, extent_bytes=1 << 30, address_space_bytes=1 << 40))
+    assert len(user.tier.donor_names()) == 1
+    assert user.tier.status()["donors"][0]["name"] != door.stem
+    assert owner("status")["bytes"] == 2 << 20
+
+
+def test_an_owned_donor_that_is_killed_is_a_lost_donor(
+    start_tier: Any, runtime_dir: Any, wait_for: Any
+) -> None:
+    user = start_tier("host=2MiB")
+    ids = user.take_all()
+    user.write(ids, 8)
+    (donor,) = user.tier.status()["donors"]
+    os.kill(donor["pid"], signal.SIGKILL)
+    user.poll_for(lambda: user.tier.must_vacate().size == 16, "the loss is noticed")
+    assert user.holds(ids, 8)
+    user.tier.free(ids)
+    user.poll_for(lambda: not user.tier.donor_names(), "the donor is forgotten")
+    wait_for(lambda: not any(runtime_dir.iterdir()), "its sockets are removed")

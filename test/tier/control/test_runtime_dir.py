@@ -1,0 +1,147 @@
+"""The folder of sockets: whose it is, who has which name in it."""
+
+from __future__ import annotations
+
+import os
+import pwd
+import socket
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from swiftcache_tier.control.door import NoDonor, connect_door, leave_door, take_door
+from swiftcache_tier.control.runtime_dir import (
+    check_runtime_dir,
+    default_runtime_dir,
+    donor_paths,
+    donor_paths_of_spec,
+    ensure_runtime_dir,
+    list_donors,
+)
+
+
+def take(folder: Path, name: str) -> socket.socket:
+    return take_door(donor_paths(folder, name), backlog=1, mode=0o600, lock_timeout_s=5.0)
+
+
+def test_where_it_is_by_default(tmp_path: Path) -> None:
+    chosen = {"SWIFTCACHE_RUNTIME_DIR": "/chosen", "XDG_RUNTIME_DIR": str(tmp_path)}
+    assert default_runtime_dir(chosen) == Path("/chosen")
+    assert default_runtime_dir({"XDG_RUNTIME_DIR": str(tmp_path)}) == tmp_path / "swiftcache"
+    own = Path(f"/tmp/swiftcache-{os.geteuid()}")
+    assert default_runtime_dir({"XDG_RUNTIME_DIR": str(tmp_path / "gone")}) == own
+    assert default_runtime_dir({}) == own
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_it_is_made_private(tmp_path: Path) -> None:
+    folder = tmp_path / "deep" / "rt"
+    ensure_runtime_dir(folder)
+    ensure_runtime_dir(folder)
+    assert folder.stat().st_mode & 0o777 == 0o700
+
+
+def test_one_that_is_absent_passes_the_check(tmp_path: Path) -> None:
+    check_runtime_dir(tmp_path / "absent")
+    assert list_donors(tmp_path / "absent") == []
+
+
+@pytest.mark.parametrize("mode", [0o770, 0o777, 0o1777, 0o702])
+def test_one_that_others_may_write_is_refused(tmp_path: Path, one_line: Any, mode: int) -> None:
+    tmp_path.chmod(mode)
+    line = one_line(lambda: check_runtime_dir(tmp_path))
+    assert f"chmod 700 {tmp_path}" in line
+    assert f"{mode:04o}" in line
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can make another user's folder")
+def test_one_of_another_user_is_refused(tmp_path: Path, one_line: Any) -> None:
+    os.chown(tmp_path, pwd.getpwnam("nobody").pw_uid, -1)
+    line = one_line(lambda: ensure_runtime_dir(tmp_path))
+    assert "owned by user nobody" in line
+    assert "--runtime-dir" in line
+
+
+def test_a_file_in_its_place_is_refused(tmp_path: Path, one_line: Any) -> None:
+    (tmp_path / "rt").touch()
+    for path in (tmp_path / "rt", tmp_path / "rt" / "below"):
+        line = one_line(lambda path=path: ensure_runtime_dir(path))
+        assert str(path) in line
+        assert "--runtime-dir" in line
+
+
+@pytest.mark.parametrize("name", ["", "../up", "a/b", ".hidden", "a b", "a\n", "x" * 65])
+def test_a_name_that_is_no_file_name_is_refused(tmp_path: Path, one_line: Any, name: str) -> None:
+    line = one_line(lambda: donor_paths(tmp_path, name))
+    assert repr(name).strip("'") in line
+    assert "expected" in line
+
+
+def test_a_path_that_is_too_long_for_a_socket_is_refused(one_line: Any) -> None:
+    longest = Path("/" + "d" * 99)
+    assert len(str(donor_paths(longest, "ab").door)) == 107
+    line = one_line(lambda: donor_paths(longest, "abc"))
+    assert "107" in line
+    assert "shorter" in line
+
+
+def test_a_spec_may_name_the_donor_or_either_socket(tmp_path: Path) -> None:
+    paths = donor_paths(tmp_path, "gpu1.5")
+    assert paths.name == "gpu1.5"
+    assert paths.spec == f"ipc://{tmp_path}/gpu1.5"
+    for path in (tmp_path / "gpu1.5", *paths):
+        assert donor_paths_of_spec(path) == paths
+
+
+def test_live_and_ended_donors_are_listed(runtime_dir: Path) -> None:
+    with closing(take(runtime_dir, "b")), closing(take(runtime_dir, "a")):
+        (runtime_dir / "notes.txt").touch()
+        assert [paths.name for paths in list_donors(runtime_dir)] == ["a", "b"]
+    assert [paths.name for paths in list_donors(runtime_dir)] == ["a", "b"]
+    for paths in list_donors(runtime_dir):
+        leave_door(paths)
+    (runtime_dir / "notes.txt").unlink()
+
+
+def test_a_name_is_taken_while_its_donor_lives(runtime_dir: Path, one_line: Any) -> None:
+    paths = donor_paths(runtime_dir, "a")
+    with closing(take(runtime_dir, "a")):
+        line = one_line(lambda: take(runtime_dir, "a"))
+        assert "'a' is taken" in line
+        assert "--name" in line
+        connect_door(paths).close()
+    with pytest.raises(NoDonor, match="has ended"):
+        connect_door(paths)
+    with closing(take(runtime_dir, "a")):
+        connect_door(paths).close()
+    leave_door(paths)
+
+
+def test_a_name_is_taken_even_if_its_donor_is_too_busy_to_answer(
+    runtime_dir: Path, one_line: Any
+) -> None:
+    paths = donor_paths(runtime_dir, "a")
+    with closing(take(runtime_dir, "a")):
+        waiting: list[socket.socket] = []
+
+        def fill() -> None:
+            while True:
+                waiting.append(connect_door(paths))
+
+        with pytest.raises(NoDonor, match="stopped or stuck"):
+            fill()
+        assert "'a' is taken" in one_line(lambda: take(runtime_dir, "a"))
+        for connection in waiting:
+            connection.close()
+    leave_door(paths)
+
+
+def test_what_is_no_donor_is_not_replaced(runtime_dir: Path, one_line: Any) -> None:
+    path = donor_paths(runtime_dir, "a").door
+    with closing(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)) as stream:
+        stream.bind(str(path))
+        stream.listen()
+        assert "no donor's socket" in one_line(lambda: take(runtime_dir, "a"))
+    path.unlink()
