@@ -20,6 +20,7 @@ from swiftcache_bench.flags import (
     add_workload_flags,
     build_workload,
     load_settings,
+    request_rates,
 )
 from swiftcache_bench.machine import describe_run
 from swiftcache_bench.prefix_probe import ProbeSettings
@@ -41,6 +42,7 @@ from swiftcache_bench.server.contenders import (
 from swiftcache_bench.server.processes import free_port
 from swiftcache_bench.tokens import read_vocab_size, usable_ids
 
+DEFAULT_RATES = (1.0,)
 EXIT_TERMINATED = 128 + signal.SIGTERM
 
 
@@ -113,7 +115,7 @@ def prepare(args: argparse.Namespace) -> Comparison:
     if baseline not in names:
         raise BenchmarkError(f"no contender {baseline}: the baseline is one of {', '.join(names)}")
     workload = build_workload(args, args.model_path)
-    rates = args.request_rate or [1.0]
+    rates = request_rates(args, workload, DEFAULT_RATES)
     probe = None
     if args.probe_lengths:
         probe = ProbeSettings(tuple(args.probe_lengths), args.probe_repeats, seed=args.seed)

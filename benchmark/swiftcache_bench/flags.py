@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import argparse
 from argparse import ArgumentParser, Namespace
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
 from swiftcache_bench.errors import BenchmarkError
-from swiftcache_bench.load import LoadSettings
+from swiftcache_bench.load import Arrivals, LoadSettings
 from swiftcache_bench.tokens import read_vocab_size, text_encoder, usable_ids
 from swiftcache_bench.workload.base import Workload
 from swiftcache_bench.workload.contexts import load_contexts
@@ -184,7 +184,7 @@ def build_context_workload(args: Namespace, model_path: str, queries: int) -> Wo
 def load_settings(args: Namespace, workload: Workload, request_rate: float) -> LoadSettings:
     """How ``workload`` is sent at ``request_rate``. Raises BenchmarkError."""
     return LoadSettings(
-        arrivals=args.arrivals or ("trace" if workload.has_arrivals else "ready-queue"),
+        arrivals=_arrivals(args, workload),
         distribution=args.distribution,
         request_rate=request_rate,
         max_parallel=args.max_parallel,
@@ -195,6 +195,16 @@ def load_settings(args: Namespace, workload: Workload, request_rate: float) -> L
     )
 
 
+def request_rates(args: Namespace, workload: Workload, default: Sequence[float]) -> Sequence[float]:
+    """The rates to run at, one after another: ``default`` where none is given.
+
+    One run, whose rate means nothing, where the data set's times are kept.
+    """
+    if _arrivals(args, workload) == "trace":
+        return (1.0,)
+    return tuple(args.request_rate or default)
+
+
 def settings_note(workload: Workload, settings: LoadSettings) -> dict[str, object]:
     """What a run was measured with, for reports."""
     notes: dict[str, object] = {"workload": workload.name, **workload.notes}
@@ -202,7 +212,12 @@ def settings_note(workload: Workload, settings: LoadSettings) -> dict[str, objec
     return notes | {"workload_digest": workload.digest()} | asdict(settings)
 
 
-def _uses_dataset(args: argparse.Namespace) -> bool:
+def _arrivals(args: Namespace, workload: Workload) -> Arrivals:
+    given: Arrivals | None = args.arrivals
+    return given or ("trace" if workload.has_arrivals else "ready-queue")
+
+
+def _uses_dataset(args: Namespace) -> bool:
     return bool(args.dataset_path) and not args.disable_random_sample
 
 

@@ -84,6 +84,11 @@ async def run_load(
     A conversation ends with its first request that is not answered whole. Raises BenchmarkError
     when ``settings`` do not suit the workload, before anything is sent.
     """
+    if settings.warm_first_round and all(len(c.turns) < 2 for c in workload.conversations):
+        raise BenchmarkError(
+            f"{workload.name} has one turn a conversation: --warm-first-round leaves nothing to "
+            "measure"
+        )
     run = _Run(client, workload, settings, progress)
     schedule = _schedule(workload, settings)
     if settings.warm_first_round:

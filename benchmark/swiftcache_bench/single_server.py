@@ -12,6 +12,7 @@ from swiftcache_bench.flags import (
     EXIT_BAD_INPUT,
     EXIT_INCOMPLETE,
     load_settings,
+    request_rates,
     settings_note,
 )
 from swiftcache_bench.measure import measure
@@ -53,7 +54,8 @@ def run_script(
         url = f"http://{args.host}:{args.port}"
         workload = build(args, args.model_path or served_model_path(url))
         complete = True
-        for rate in _rates(args, workload, auto_run_rates):
+        default = (DEFAULT_RATE,) if args.disable_auto_run else auto_run_rates
+        for rate in request_rates(args, workload, default):
             settings = load_settings(args, workload, rate)
             flush_cache(url)
             _, figures = measure(url, workload, settings, args.request_timeout_s)
@@ -64,10 +66,3 @@ def run_script(
         print(f"benchmark: {error}", file=sys.stderr)
         return EXIT_BAD_INPUT
     return 0 if complete else EXIT_INCOMPLETE
-
-
-def _rates(args: Namespace, workload: Workload, auto_run_rates: Sequence[float]) -> Sequence[float]:
-    if args.request_rate:
-        return list(args.request_rate)
-    by_trace = workload.has_arrivals and args.arrivals in (None, "trace")
-    return [DEFAULT_RATE] if args.disable_auto_run or by_trace else auto_run_rates

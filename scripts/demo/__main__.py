@@ -10,18 +10,19 @@ from __future__ import annotations
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any
 
 import requests
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from demo.asking import Answer, ask
 from demo.conversations import CONVERSATIONS
 from demo.ending import clean_ending
+from demo.prompts import PromptEncoder
 from demo.report import print_summary
 from support.donors import Donor
 from support.processes import end_tree
@@ -47,15 +48,15 @@ def main() -> int:
     ):
         scratch = Path(scratch_name)
         model = _prepare_model()
-        tokenizer = _load_tokenizer(model)
-        with_donors = _run_with_donors(model, tokenizer, scratch)
-        without = _run_without(model, tokenizer, scratch)
+        prompts = PromptEncoder(model)
+        with_donors = _run_with_donors(model, prompts, scratch)
+        without = _run_without(model, prompts, scratch)
         console.rule("Summary", align="left")
         verdict = print_summary(console, with_donors, without, first_turns=len(CONVERSATIONS))
     return 0 if verdict.good else 1
 
 
-def _run_with_donors(model: Path, tokenizer: Any, scratch: Path) -> list[Answer]:
+def _run_with_donors(model: Path, prompts: PromptEncoder, scratch: Path) -> list[Answer]:
     console.rule("With two donors", align="left")
     runtime_dir = scratch / "run"
     with ExitStack() as donors:
@@ -65,17 +66,17 @@ def _run_with_donors(model: Path, tokenizer: Any, scratch: Path) -> list[Answer]
             console.print(donor.log().strip(), soft_wrap=True)
         flags = ("--swiftcache-donors", "--swiftcache-runtime-dir", str(runtime_dir))
         with _server(model, scratch, *flags) as server:
-            answers = _converse(server, tokenizer)
+            answers = _converse(server, prompts)
             console.print("\n[dim]$ swiftcache status[/]")
             command = [sys.executable, "-m", "swiftcache_tier", "status"]
             subprocess.run([*command, "--runtime-dir", str(runtime_dir)], check=True)
         return answers
 
 
-def _run_without(model: Path, tokenizer: Any, scratch: Path) -> list[Answer]:
+def _run_without(model: Path, prompts: PromptEncoder, scratch: Path) -> list[Answer]:
     console.rule("The same without donors", align="left")
     with _server(model, scratch) as server:
-        return _converse(server, tokenizer)
+        return _converse(server, prompts)
 
 
 @contextmanager
@@ -98,7 +99,7 @@ def _server(model: Path, scratch: Path, *flags: str) -> Iterator[Server]:
         server.stop()
 
 
-def _converse(server: Server, tokenizer: Any) -> list[Answer]:
+def _converse(server: Server, prompts: PromptEncoder) -> list[Answer]:
     """Ask all questions, one conversation after the other within each turn."""
     histories: list[list[dict[str, str]]] = [
         [{"role": "system", "content": SYSTEM + conversation.text}]
@@ -113,7 +114,7 @@ def _converse(server: Server, tokenizer: Any) -> list[Answer]:
                 f"\n[bold]{conversation.title}[/], turn {turn + 1}: [cyan]{question}[/]",
                 soft_wrap=True,
             )
-            answer = ask(server.url, _prompt_ids(tokenizer, history), ANSWER_TOKENS, _show_piece)
+            answer = ask(server.url, prompts.encode(history), ANSWER_TOKENS, _show_piece)
             history.append({"role": "assistant", "content": answer.text})
             answers.append(answer)
             console.print(
@@ -123,12 +124,6 @@ def _converse(server: Server, tokenizer: Any) -> list[Answer]:
                 soft_wrap=True,
             )
     return answers
-
-
-def _prompt_ids(tokenizer: Any, history: Sequence[dict[str, str]]) -> list[int]:
-    text = tokenizer.apply_chat_template(history, tokenize=False, add_generation_prompt=True)
-    ids: list[int] = tokenizer(text, add_special_tokens=False)["input_ids"]
-    return ids
 
 
 def _show_piece(piece: str) -> None:
@@ -160,30 +155,23 @@ def _prepare_model() -> Path:
     return Path(last)
 
 
-def _load_tokenizer(model: Path) -> Any:
-    with _phase("loading the tokenizer"):
-        from transformers import AutoTokenizer
-
-        return AutoTokenizer.from_pretrained(model)
-
-
 @contextmanager
-def _phase(what: str) -> Iterator[Any]:
+def _phase(what: str) -> Iterator[Callable[[str], None]]:
     """Show that something takes its time; yields a function that says what it is doing now."""
     if not console.is_terminal:
         console.print(f"[dim]{what}[/]")
-        yield lambda now: console.print(f"[dim]  {now}[/]", markup=True)
+        yield lambda now: console.print(f"[dim]  {escape(now)}[/]")
         return
     columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
     with Progress(*columns, console=console, transient=True) as progress:
         task = progress.add_task(what)
-        yield lambda now: progress.update(task, description=now)
+        yield lambda now: progress.update(task, description=escape(now))
 
 
 if __name__ == "__main__":
     try:
         code = main()
     except (RuntimeError, AssertionError, requests.RequestException) as error:
-        console.print(f"[red]demo:[/] {error}", soft_wrap=True)
+        console.print(f"[red]demo:[/] {escape(str(error))}", soft_wrap=True)
         code = 1
     sys.exit(code)

@@ -18,6 +18,8 @@ from typing import NamedTuple
 
 import torch
 
+from swiftcache_kernel.arguments import check_pages
+from swiftcache_kernel.base import LayerTransfer
 from swiftcache_kernel.layout import BlockLayout
 
 _WORDS = {8: torch.int64, 4: torch.int32, 2: torch.int16, 1: torch.uint8}
@@ -51,6 +53,16 @@ def scatter_layer(
         run.donor.index_copy_(0, run.rows, run.pool.index_select(0, run.pages))
 
 
+class ReferenceTransfer(LayerTransfer):
+    """`LayerTransfer` by this copy. ValueError, when it moves, if a page is outside the pool."""
+
+    def _move(self, layer: int, *, gather: bool) -> None:
+        pool = self.pool
+        move = gather_layer if gather else scatter_layer
+        k, v = pool.k[layer], pool.v[layer]
+        move(self.table, self.pages, k, v, layout=pool.layout, layer=layer)
+
+
 class _Run(NamedTuple):
     """Equally spaced donor runs and the pool pages they pair with, seen as integer words.
 
@@ -79,12 +91,8 @@ def _runs(
     layout: BlockLayout,
     layer: int,
 ) -> Iterator[_Run]:
-    first_page, last_page = (int(page) for page in pages.aminmax())
     pool_pages = len(k) // layout.page_tokens
-    if first_page < 0 or last_page >= pool_pages:
-        raise ValueError(
-            f"pages run from {first_page} to {last_page}; expected 0 to {pool_pages - 1}"
-        )
+    check_pages(pages, pool_pages)
     for span in _spans(table, pages, layout.block_bytes):
         word_bytes = math.gcd(8, layout.alignment_bytes, span.address, *map(_alignment, (k, v)))
         word = _WORDS[word_bytes]

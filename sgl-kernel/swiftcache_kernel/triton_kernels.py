@@ -2,14 +2,14 @@
 
 The table may name memory of this GPU, of a peer over NVLink, and pinned host memory at once.
 
-Stream rule: the copy is queued on the caller's current stream of the device of `k` and this
-module never waits. Until the stream has passed it, the caller keeps all four tensors and the
-donor mapping alive (`Tensor.record_stream`, or an event) and orders other work on the same bytes.
-CUDA graphs may capture it; `n`, `layer` and the buffers are then fixed, the contents of `table`
-and `pages` are read at replay.
+Stream rule: a copy is queued on the caller's current stream of the pool's device and this module
+never waits. Until the stream has passed it, the caller keeps all tensors and the donor mapping
+alive (`Tensor.record_stream`, or an event) and orders other work on the same bytes. CUDA graphs
+may capture it; the number of blocks, the layer and the buffers are then fixed, the contents of
+`table` and `pages` are read at replay.
 
-Arguments are those of `dispatch`, already checked there, with n > 0. Addresses must be multiples
-of `layout.alignment_bytes`: wide loads depend on it and nothing checks it. The kernels also run
+Arguments are those of `dispatch`, already checked there. Addresses must be multiples of
+`layout.alignment_bytes`: wide loads depend on it and nothing checks it. The kernels also run
 under Triton's interpreter on CPU tensors, with addresses of this process.
 """
 
@@ -18,35 +18,84 @@ from __future__ import annotations
 
 import math
 from functools import lru_cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import triton
 import triton.language as tl
 
+from swiftcache_kernel.launch import Launch, bind
 from swiftcache_kernel.layout import BlockLayout
 
 # Programs in the grid; each strides over tiles. Between two H200s, for 4096 blocks of 64 KiB, 16,
-# 32 and 132 programs read 290, 357 and 360 GB/s from the peer and write 321, 344 and 358 (copy
-# engine: 384). 32 leave 100 SMs to the matrix products beside the transfer.
+# 32 and 64 programs read 288, 355 and 358 GB/s from the peer (copy engine: 385). 32 leave 100 SMs
+# to the matrix products beside the transfer.
 PROGRAMS = 32
-NUM_WARPS = 8
 # Words of a tile: four 16-byte accesses in each of 256 threads.
 TILE_WORDS = 2048
 # Tiles under way in a program: while one is stored, the next two are read.
 STAGES = 3
+# Up to so many programs, each keeps three times the bytes under way: the rate over a link is the
+# bytes under way by the time that a read takes. It costs 96 KiB of an SM's shared memory.
+FEW_PROGRAMS = 16
+FEW_PROGRAMS_TILE_WORDS = 4096
+FEW_PROGRAMS_STAGES = 4
 
-_WORDS = {8: tl.int64, 4: tl.int32, 2: tl.int16, 1: tl.int8}
+WORDS = {8: tl.int64, 4: tl.int32, 2: tl.int16, 1: tl.int8}
 
 
-@triton.jit(do_not_specialize=["blocks", "k_address", "v_address", "layer_offset"])
-def move_layer_kernel(
+@triton.jit
+def _move_tile(
+    tile: tl.tensor,
     table: tl.tensor,
     pages: tl.tensor,
     blocks: tl.tensor,
     k_address: tl.tensor,
     v_address: tl.tensor,
-    layer_offset: tl.tensor,
+    layer: tl.tensor,
+    K_BYTES: tl.constexpr,
+    V_BYTES: tl.constexpr,
+    WORD: tl.constexpr,
+    WORD_BYTES: tl.constexpr,
+    ALIGNMENT: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    K_TILES: tl.constexpr,
+    TILES_PER_ROW: tl.constexpr,
+    GATHER: tl.constexpr,
+) -> None:
+    """A tile is ROWS blocks by COLUMNS words of either their K or their V run."""
+    row = tile // TILES_PER_ROW * ROWS + tl.arange(0, ROWS)
+    part = tile % TILES_PER_ROW
+    is_v = part >= K_TILES
+    first = tl.where(is_v, part - K_TILES, part) * COLUMNS
+    column = first + tl.arange(0, COLUMNS)
+    listed = row < blocks
+    block = tl.load(table + row, mask=listed, other=0)
+    page = tl.load(pages + row, mask=listed, other=0)
+    donor_run = block + layer.to(tl.int64) * (K_BYTES + V_BYTES) + tl.where(is_v, K_BYTES, 0)
+    pool_run = tl.where(is_v, v_address + page * V_BYTES, k_address + page * K_BYTES)
+    # The hint goes on pointers, before the column offset: from it follow 16-byte accesses.
+    donor = tl.multiple_of(donor_run.to(tl.pointer_type(WORD)), [ALIGNMENT])
+    pool = tl.multiple_of(pool_run.to(tl.pointer_type(WORD)), [ALIGNMENT])
+    words = tl.where(is_v, V_BYTES // WORD_BYTES, K_BYTES // WORD_BYTES)
+    mask = listed[:, None] & (column < words)[None, :]
+    donor_words = donor[:, None] + column[None, :]
+    pool_words = pool[:, None] + column[None, :]
+    if GATHER:
+        tl.store(pool_words, tl.load(donor_words, mask=mask), mask=mask)
+    else:
+        tl.store(donor_words, tl.load(pool_words, mask=mask), mask=mask)
+
+
+@triton.jit(do_not_specialize=["table", "pages", "blocks", "k_address", "v_address", "layer"])
+def move_layer_kernel(
+    table: tl.tensor,
+    pages: tl.tensor,
+    blocks: tl.int32,
+    k_address: tl.int64,
+    v_address: tl.int64,
+    layer: tl.int32,
     K_BYTES: tl.constexpr,
     V_BYTES: tl.constexpr,
     WORD: tl.constexpr,
@@ -54,38 +103,82 @@ def move_layer_kernel(
     ALIGNMENT: tl.constexpr,  # bytes, of every address and run
     ROWS: tl.constexpr,  # blocks in a tile
     COLUMNS: tl.constexpr,  # words of each block in a tile
+    K_TILES: tl.constexpr,  # of each row of tiles, those that hold K; they come first
+    TILES_PER_ROW: tl.constexpr,
     STAGES: tl.constexpr,
     GATHER: tl.constexpr,
 ) -> None:
-    """Each tile is ROWS blocks by COLUMNS words of either their K or their V run."""
-    k_words: tl.constexpr = K_BYTES // WORD_BYTES
-    v_words: tl.constexpr = V_BYTES // WORD_BYTES
-    k_tiles: tl.constexpr = (k_words + COLUMNS - 1) // COLUMNS
-    v_tiles: tl.constexpr = (v_words + COLUMNS - 1) // COLUMNS
-    tiles_per_row: tl.constexpr = k_tiles + v_tiles
-    tiles = ((blocks + ROWS - 1) // ROWS).to(tl.int64) * tiles_per_row
+    """Move one layer. Its pool buffers are given by their addresses."""
+    tiles = ((blocks + ROWS - 1) // ROWS).to(tl.int64) * TILES_PER_ROW
     first_tile = tl.program_id(0).to(tl.int64)
     for tile in tl.range(first_tile, tiles, tl.num_programs(0), num_stages=STAGES):
-        row = tile // tiles_per_row * ROWS + tl.arange(0, ROWS)
-        part = tile % tiles_per_row
-        is_v = part >= k_tiles
-        first = tl.where(is_v, part - k_tiles, part) * COLUMNS
-        column = first + tl.arange(0, COLUMNS)
-        listed = row < blocks
-        block = tl.load(table + row, mask=listed, other=0)
-        page = tl.load(pages + row, mask=listed, other=0)
-        donor_run = block + layer_offset + tl.where(is_v, K_BYTES, 0)
-        pool_run = tl.where(is_v, v_address + page * V_BYTES, k_address + page * K_BYTES)
-        # The hint goes on pointers, before the column offset: from it follow 16-byte accesses.
-        donor = tl.multiple_of(donor_run.to(tl.pointer_type(WORD)), [ALIGNMENT])
-        pool = tl.multiple_of(pool_run.to(tl.pointer_type(WORD)), [ALIGNMENT])
-        mask = listed[:, None] & (column < tl.where(is_v, v_words, k_words))[None, :]
-        donor_words = donor[:, None] + column[None, :]
-        pool_words = pool[:, None] + column[None, :]
-        if GATHER:
-            tl.store(pool_words, tl.load(donor_words, mask=mask), mask=mask)
-        else:
-            tl.store(donor_words, tl.load(pool_words, mask=mask), mask=mask)
+        _move_tile(
+            tile,
+            table,
+            pages,
+            blocks,
+            k_address,
+            v_address,
+            layer,
+            K_BYTES,
+            V_BYTES,
+            WORD,
+            WORD_BYTES,
+            ALIGNMENT,
+            ROWS,
+            COLUMNS,
+            K_TILES,
+            TILES_PER_ROW,
+            GATHER,
+        )
+
+
+@triton.jit(do_not_specialize=["table", "pages", "blocks", "pool_addresses", "layers"])
+def scatter_layers_kernel(
+    table: tl.tensor,
+    pages: tl.tensor,
+    blocks: tl.int32,
+    pool_addresses: tl.tensor,
+    layers: tl.int32,
+    K_BYTES: tl.constexpr,
+    V_BYTES: tl.constexpr,
+    WORD: tl.constexpr,
+    WORD_BYTES: tl.constexpr,
+    ALIGNMENT: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    K_TILES: tl.constexpr,
+    TILES_PER_ROW: tl.constexpr,
+    STAGES: tl.constexpr,
+) -> None:
+    """Scatter all layers. `pool_addresses` is int64 [layers, 2], K's and V's."""
+    programs = tl.num_programs(0)
+    tiles = ((blocks + ROWS - 1) // ROWS).to(tl.int64) * TILES_PER_ROW
+    for layer in range(layers):
+        k_address = tl.load(pool_addresses + 2 * layer)
+        v_address = tl.load(pool_addresses + 2 * layer + 1)
+        # Deal on where the last layer's tiles ended, so that all programs get as many.
+        first_tile = (tl.program_id(0) + programs - layer * tiles % programs) % programs
+        for tile in tl.range(first_tile, tiles, programs, num_stages=STAGES):
+            _move_tile(
+                tile,
+                table,
+                pages,
+                blocks,
+                k_address,
+                v_address,
+                layer,
+                K_BYTES,
+                V_BYTES,
+                WORD,
+                WORD_BYTES,
+                ALIGNMENT,
+                ROWS,
+                COLUMNS,
+                K_TILES,
+                TILES_PER_ROW,
+                False,
+            )
 
 
 def gather_layer(
@@ -97,13 +190,15 @@ def gather_layer(
     layout: BlockLayout,
     layer: int,
     programs: int = PROGRAMS,
-    num_warps: int = NUM_WARPS,
 ) -> None:
     """Donor memory -> `k`, `v` in one launch of at most `programs` programs.
 
     See `dispatch.gather_layer` for shapes and this module for streams and alignment.
     """
-    _launch(table, pages, k, v, layout, layer, programs, num_warps, gather=True)
+    launch = bind_layer(
+        layout, _alignment(layout, k, v), len(table), programs, k.device, gather=True
+    )
+    launch(table, pages, len(table), k.data_ptr(), v.data_ptr(), layer)
 
 
 def scatter_layer(
@@ -115,64 +210,88 @@ def scatter_layer(
     layout: BlockLayout,
     layer: int,
     programs: int = PROGRAMS,
-    num_warps: int = NUM_WARPS,
 ) -> None:
     """`k`, `v` -> donor memory in one launch of at most `programs` programs.
 
     See `dispatch.scatter_layer` for shapes and this module for streams and alignment.
     """
-    _launch(table, pages, k, v, layout, layer, programs, num_warps, gather=False)
+    launch = bind_layer(
+        layout, _alignment(layout, k, v), len(table), programs, k.device, gather=False
+    )
+    launch(table, pages, len(table), k.data_ptr(), v.data_ptr(), layer)
+
+
+def bind_layer(
+    layout: BlockLayout,
+    alignment_bytes: int,
+    blocks: int,
+    programs: int,
+    device: torch.device,
+    *,
+    gather: bool,
+) -> Launch:
+    """A launch of at most `programs` programs that moves one layer of `blocks` blocks.
+
+    It takes table, pages, blocks, the addresses of K and V, and the layer. `alignment_bytes`, a
+    power of two up to 16, must divide these addresses and `layout.alignment_bytes`.
+    """
+    tiling = _tiling(layout, alignment_bytes, programs <= FEW_PROGRAMS)
+    return bind(
+        move_layer_kernel,
+        (torch.int64, torch.int64, 0, 0, 0, 0),
+        (*tiling.constants, gather),
+        programs=min(programs, tiling.tiles(blocks)),
+        device=device,
+    )
+
+
+def bind_scatter_all(
+    layout: BlockLayout,
+    alignment_bytes: int,
+    blocks: int,
+    programs: int,
+    device: torch.device,
+) -> Launch:
+    """A launch of at most `programs` programs that scatters all layers of `blocks` blocks.
+
+    It takes table, pages, blocks, `PoolBuffers.addresses` and the number of layers.
+    """
+    tiling = _tiling(layout, alignment_bytes, programs <= FEW_PROGRAMS)
+    return bind(
+        scatter_layers_kernel,
+        (torch.int64, torch.int64, 0, torch.int64, 0),
+        tiling.constants,
+        programs=min(programs, tiling.tiles(blocks) * layout.layers),
+        device=device,
+    )
 
 
 class _Tiling(NamedTuple):
-    """How one layer of a table is cut into tiles of `rows` blocks by `columns` words."""
+    """How one layer of a table is cut into tiles."""
 
-    word_bytes: int
-    rows: int
-    columns: int
+    rows: int  # blocks in a tile
     tiles_per_row: int  # K's and V's together
+    constants: tuple[Any, ...]  # of the kernels; of `move_layer_kernel` all but GATHER
+
+    def tiles(self, blocks: int) -> int:
+        return -(-blocks // self.rows) * self.tiles_per_row
 
 
 @lru_cache
-def _tiling(layout: BlockLayout, alignment: int) -> _Tiling:
-    word_bytes = min(alignment, 8)
+def _tiling(layout: BlockLayout, alignment_bytes: int, few_programs: bool) -> _Tiling:
+    tile_words, stages = TILE_WORDS, STAGES
+    if few_programs:
+        tile_words, stages = FEW_PROGRAMS_TILE_WORDS, FEW_PROGRAMS_STAGES
+    word_bytes = min(alignment_bytes, 8)
     k_words, v_words = layout.k_bytes // word_bytes, layout.v_bytes // word_bytes
-    columns = min(TILE_WORDS, triton.next_power_of_2(max(k_words, v_words)))
-    tiles_per_row = triton.cdiv(k_words, columns) + triton.cdiv(v_words, columns)
-    return _Tiling(word_bytes, TILE_WORDS // columns, columns, tiles_per_row)
+    columns = min(tile_words, triton.next_power_of_2(max(k_words, v_words)))
+    rows = tile_words // columns
+    k_tiles = triton.cdiv(k_words, columns)
+    tiles_per_row = k_tiles + triton.cdiv(v_words, columns)
+    bytes_and_words = layout.k_bytes, layout.v_bytes, WORDS[word_bytes], word_bytes
+    cut = alignment_bytes, rows, columns, k_tiles, tiles_per_row, stages
+    return _Tiling(rows, tiles_per_row, (*bytes_and_words, *cut))
 
 
-def _launch(
-    table: torch.Tensor,
-    pages: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    layout: BlockLayout,
-    layer: int,
-    programs: int,
-    num_warps: int,
-    *,
-    gather: bool,
-) -> None:
-    alignment = math.gcd(layout.alignment_bytes, k.data_ptr(), v.data_ptr())
-    tiling = _tiling(layout, alignment)
-    tiles = -(-len(table) // tiling.rows) * tiling.tiles_per_row
-    with torch.cuda.device_of(k):
-        move_layer_kernel[(min(programs, tiles),)](
-            table,
-            pages,
-            len(table),
-            k.data_ptr(),
-            v.data_ptr(),
-            layout.k_offset(layer),
-            K_BYTES=layout.k_bytes,
-            V_BYTES=layout.v_bytes,
-            WORD=_WORDS[tiling.word_bytes],
-            WORD_BYTES=tiling.word_bytes,
-            ALIGNMENT=alignment,
-            ROWS=tiling.rows,
-            COLUMNS=tiling.columns,
-            STAGES=STAGES,
-            GATHER=gather,
-            num_warps=num_warps,
-        )
+def _alignment(layout: BlockLayout, k: torch.Tensor, v: torch.Tensor) -> int:
+    return math.gcd(layout.alignment_bytes, k.data_ptr(), v.data_ptr())

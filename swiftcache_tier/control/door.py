@@ -8,7 +8,7 @@ import os
 import socket
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from swiftcache_tier.control.runtime_dir import DonorPaths
@@ -45,13 +45,15 @@ def leave_door(paths: DonorPaths) -> None:
 
 def connect_door(paths: DonorPaths) -> socket.socket:
     """A non-blocking connection to the donor's door. Raises NoDonor when nobody listens."""
-    connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    connection.setblocking(False)
-    try:
-        connection.connect(str(paths.door))
-    except OSError as error:
-        connection.close()
-        raise NoDonor(_why_not(paths, error)) from error
+    with ExitStack() as on_failure:
+        try:
+            connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            on_failure.callback(connection.close)
+            connection.setblocking(False)
+            connection.connect(str(paths.door))
+        except OSError as error:
+            raise NoDonor(_why_not(paths, error)) from error
+        on_failure.pop_all()
     return connection
 
 

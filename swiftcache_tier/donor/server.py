@@ -43,7 +43,7 @@ _INTERRUPTED = 128 + signal.SIGINT
 
 
 async def serve(plan: DonorPlan, settings: Settings, ready: Callable[[], None]) -> int:
-    """Lend until SIGTERM, SIGINT or the owner's end; then take everything back.
+    """Lend until a signal (TERM, INT, HUP) or the owner's end; then take everything back.
 
     Calls `ready` once receivers can join. Returns the exit status for the process. Raises
     SwiftCacheError when the donor cannot start. Its sockets are removed in any case.
@@ -84,7 +84,7 @@ class _Server:
 
     async def run(self, ready: Callable[[], None]) -> int:
         loop = asyncio.get_running_loop()
-        for number in (signal.SIGTERM, signal.SIGINT):
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             loop.add_signal_handler(number, self._on_signal, number)
         async with self._group as group:
             services = [

@@ -67,11 +67,12 @@ class ControlThread:
         try:
             joined.result(timeout=patience_s)
         except TimeoutError:
-            joined.cancel()
             raise SwiftCacheError(
                 f"joining the donors took over {patience_s:g} s: see `swiftcache status` for one "
                 f"that is stuck"
             ) from None
+        finally:
+            joined.cancel()  # has no effect once it is done
 
     def link(self, key: int) -> DonorLink | None:
         """The link of a donor, for reading; None when it is over."""
@@ -96,8 +97,13 @@ class ControlThread:
         return not self._thread.is_alive()
 
     def _run(self) -> None:
-        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            runner.run(self._serve())
+        try:
+            with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+                runner.run(self._serve())
+        except Exception as error:
+            if self._running.done():
+                raise
+            self._running.set_exception(error)
 
     async def _serve(self) -> None:
         links = self._make_links()

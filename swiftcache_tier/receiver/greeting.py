@@ -21,7 +21,7 @@ from swiftcache_tier.control.query import Unresponsive, read_door
 from swiftcache_tier.control.records import RecordChannel
 from swiftcache_tier.control.runtime_dir import DonorPaths
 from swiftcache_tier.errors import SwiftCacheError
-from swiftcache_tier.extents import HostArena
+from swiftcache_tier.extents import FDS_PER_RECORD_MAX, HostArena
 from swiftcache_tier.receiver.ranks import rank_of_device
 from swiftcache_tier.settings import Settings
 
@@ -50,7 +50,7 @@ async def greet(
     what this process refuses.
     """
     connection = connect_door(paths)
-    channel = RecordChannel(connection, settings.message_bytes_max, settings.extents_per_message)
+    channel = RecordChannel(connection, settings.message_bytes_max, FDS_PER_RECORD_MAX)
     peer: Peer | None = None
     try:
         peer = peer_of(connection)

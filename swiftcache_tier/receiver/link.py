@@ -100,6 +100,7 @@ class DonorLink:
             reason = await self._serve()
             self.state = LinkState.LOST
             self.lent.lose()
+            self._greeting.channel.close()  # so that the donor, if it runs, offers no more
             self._emit(DonorLost(self.key, reason))
             self._settled.set()
             ended = asyncio.create_task(self._note_end())
@@ -271,4 +272,6 @@ class DonorLink:
             answered.cancel()
 
     def _send(self, message: ToDonor) -> None:
+        if self.donor_ended:
+            return  # another donor may listen at the same place by now
         send_or_drop(self._socket, [encode(message)])

@@ -169,7 +169,10 @@ class Links:
             async with asyncio.timeout_at(deadline_s):
                 await link.settled()
         except TimeoutError:
-            logger.warning("donor SPEC %s: %d extents so far, more may come", spec, link.lent.held)
+            if link.lent.held:
+                logger.warning(
+                    "donor SPEC %s: %d extents so far, more may come", spec, link.lent.held
+                )
         if link.lent.held == 0:
             raise SwiftCacheError(
                 f"donor SPEC {spec}: granted no memory within {self._settings.join_timeout_s:g} s: "

@@ -36,6 +36,7 @@ _NO_BLOCKS = np.empty(0, dtype=np.int64)
 @dataclass
 class _ReclaimTotals:
     asked: int = 0
+    """One may come in several messages; it is over when the donor has all that it asked."""
     in_time: int = 0
     late: int = 0
     lost: int = 0
@@ -194,8 +195,10 @@ class DonorTier:
         if self._closed:
             return
         self._closed = True
+        self._to_finish.clear()
         if self._control.stop():
             self._address_range.close()
+            self._control.events.clear()
         else:
             logger.error("the control thread did not end: donor memory stays mapped")
 
@@ -218,7 +221,7 @@ class DonorTier:
                 self._pool.map_slots(event.key, event.slots)
                 self._donations[event.key].mapped.update(event.slots)
             case ReclaimAsked():
-                self._reclaims.asked += 1
+                self._reclaims.asked += not self._donations[event.key].retiring
                 self._retire(event.key, event.slots, event.deadline_s)
             case DonorLost():
                 self._lose(event)

@@ -203,6 +203,14 @@ def test_a_file_of_contenders_is_taken(setting: Setting, tmp_path: Path) -> None
     assert [contender.name for contender in comparison.contenders] == ["stock", "mine"]
 
 
+def test_a_trace_is_one_run_whatever_the_rates(setting: Setting, tmp_path: Path) -> None:
+    path = tmp_path / "trace.jsonl"
+    row = {"timestamp": 0, "input_length": 9, "output_length": 2, "hash_ids": [1]}
+    path.write_text(json.dumps(row))
+    plan = setting.prepare("--dataset-path", str(path), "--request-rate", "1", "2").plan
+    assert [load.arrivals for load in plan.loads] == ["trace"]
+
+
 @pytest.mark.parametrize(
     "args",
     [

@@ -206,6 +206,13 @@ def test_a_trace_without_times_is_refused_before_anything_is_sent() -> None:
     assert not server.bodies
 
 
+def test_a_warm_up_that_leaves_nothing_to_measure_is_refused() -> None:
+    server = FakeServer()
+    with pytest.raises(BenchmarkError, match="nothing to measure"):
+        send(server, workload(rounds=1), LoadSettings(warm_first_round=True))
+    assert not server.bodies
+
+
 @given(
     members=st.lists(st.integers(), unique=True, max_size=8),
     policy=st.sampled_from(["random", "fifo"]),

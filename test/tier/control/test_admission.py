@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager, suppress
 from dataclasses import replace
 from typing import Any
@@ -210,8 +211,6 @@ def test_another_version_is_told_both_numbers(donor: Any, user: Any, kind: str) 
 def test_a_receiver_refuses_a_donor_of_another_version(
     runtime_dir: Any, start_tier: Any, one_line: Any
 ) -> None:
-    from concurrent.futures import ThreadPoolExecutor
-
     path = runtime_dir / "new.fds"
     with closing(socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)) as door:
         door.bind(str(path))

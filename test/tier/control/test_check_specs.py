@@ -6,6 +6,7 @@ import os
 import pwd
 import signal
 import socket
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -113,8 +114,6 @@ def test_a_donor_that_somebody_owns(complaint: Any, start_receiver: Any, runtime
 
 @pytest.mark.parametrize("body", [{"type": "StatusReply", "protocol": PROTOCOL + 1}, "nonsense"])
 def test_a_donor_that_speaks_otherwise(complaint: Any, runtime_dir: Path, body: Any) -> None:
-    from concurrent.futures import ThreadPoolExecutor
-
     path = runtime_dir / "other.fds"
     with closing(socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)) as door:
         door.bind(str(path))

@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
+import psutil
 import pytest
 
 from support.raw_memory import no_descriptor_leaks
@@ -192,8 +193,6 @@ def test_a_tier_leaves_no_trace(start_donor: Any, start_tier: Any) -> None:
 
 
 def test_a_donor_keeps_no_descriptor_of_those_who_left(start_donor: Any, start_tier: Any) -> None:
-    import psutil
-
     donor = start_donor("a", "2MiB")
     process = psutil.Process(donor.process.pid)
     start_tier(donor.spec).tier.close()

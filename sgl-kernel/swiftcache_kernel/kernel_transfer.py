@@ -1,0 +1,70 @@
+"""A batch of blocks moved by the Triton kernels; streams, graphs and alignment as they say."""
+
+from __future__ import annotations
+
+import torch
+
+from swiftcache_kernel.base import LayerTransfer
+from swiftcache_kernel.launch import Launch
+from swiftcache_kernel.pool_buffers import PoolBuffers
+from swiftcache_kernel.triton_kernels import (
+    FEW_PROGRAMS,
+    PROGRAMS,
+    bind_scatter_all,
+    bind_layer,
+)
+
+
+class KernelTransfer(LayerTransfer):
+    """One launch of at most `programs` programs for a layer, or for all layers of a scatter."""
+
+    def __init__(
+        self,
+        table: torch.Tensor,
+        pages: torch.Tensor,
+        pool: PoolBuffers,
+        programs: int = PROGRAMS,
+    ) -> None:
+        super().__init__(table, pages, pool)
+        self._programs = programs
+        # By direction, made at first use: most transfers go one way.
+        self._launches: dict[bool, Launch] = {}
+
+    def _move(self, layer: int, *, gather: bool) -> None:
+        launch = self._launches.get(gather)
+        if launch is None:
+            pool = self.pool
+            launch = self._launches[gather] = bind_layer(
+                pool.layout,
+                pool.alignment_bytes,
+                self.blocks,
+                self._programs,
+                pool.device,
+                gather=gather,
+            )
+        k_address, v_address = self.pool.k_addresses[layer], self.pool.v_addresses[layer]
+        launch(self.table, self.pages, self.blocks, k_address, v_address, layer)
+
+    def _scatter_all(self) -> None:
+        pool = self.pool
+        launch = bind_scatter_all(
+            pool.layout,
+            pool.alignment_bytes,
+            self.blocks,
+            self._programs,
+            pool.device,
+        )
+        launch(self.table, self.pages, self.blocks, pool.addresses, pool.layout.layers)
+
+
+def compile_kernels(pool: PoolBuffers) -> None:
+    """Compile what transfers of this pool may launch, so that none of them waits for it.
+
+    Some seconds the first time on a machine, then the time to read Triton's cache.
+    """
+    for programs in (FEW_PROGRAMS, FEW_PROGRAMS + 1):
+        for gather in (True, False):
+            bind_layer(
+                pool.layout, pool.alignment_bytes, 1, programs, pool.device, gather=gather
+            )
+        bind_scatter_all(pool.layout, pool.alignment_bytes, 1, programs, pool.device)

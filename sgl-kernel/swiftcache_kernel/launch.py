@@ -1,0 +1,58 @@
+"""Triton kernels with their grid and constants bound, so that a launch costs the host little.
+
+`kernel[grid](...)` looks at every argument at every launch: some 20 us. A kernel that was compiled
+for known types is launched with what it is given: some 6 us.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import lru_cache
+from typing import Any
+
+import torch
+import triton
+
+NUM_WARPS = 8
+
+Launch = Callable[..., None]
+
+
+def bind(
+    kernel: Any,
+    signature: tuple[torch.dtype | int, ...],
+    constants: tuple[Any, ...],
+    *,
+    programs: int,
+    device: torch.device,
+) -> Launch:
+    """A function that queues `kernel` on the current stream of `device`.
+
+    It takes the arguments before the constants, as positions; `signature` has for each of them
+    the dtype of a tensor's items, or 0 for a number. The kernel must annotate the type of each
+    number and specialize on none of the arguments: the types alone decide what is compiled.
+
+    Compiles on the first use of these constants on a device (a second, or the time to read
+    Triton's cache). What is returned is for one thread at a time.
+    """
+    if not isinstance(kernel, triton.JITFunction):  # under Triton's interpreter
+        return lambda *arguments: kernel[(programs,)](*arguments, *constants)
+    compiled = _compiled(kernel, signature, constants, device.index)
+    current_stream = triton.runtime.driver.active.get_current_stream
+    on_device = torch.cuda.device(device)
+    with on_device:
+        run = compiled[(programs, 1, 1)]
+
+    def launch(*arguments: object) -> None:
+        with on_device:
+            run(*arguments, *constants, stream=current_stream(device.index))
+
+    return launch
+
+
+@lru_cache
+def _compiled(
+    kernel: Any, signature: tuple[torch.dtype | int, ...], constants: tuple[Any, ...], ordinal: int
+) -> Any:
+    with torch.cuda.device(ordinal):
+        return kernel.warmup(*signature, *constants, grid=(1,), num_warps=NUM_WARPS)
