@@ -8,9 +8,10 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 
 from swiftcache_tier.errors import SwiftCacheError
-from swiftcache_tier.sizes import parse_size
+from swiftcache_tier.sizes import format_size, parse_size
 
 _PREFIX = "SWIFTCACHE_"
+_GPU_PAGE_BYTES = 2 << 20
 
 
 @dataclass(frozen=True)
@@ -28,7 +29,8 @@ class Settings:
     """A peer silent for so long counts as lost."""
 
     join_timeout_s: float = 10.0
-    """What a receiver's start waits for its donors to grant their memory."""
+    """What a receiver's start waits for its donors to grant memory, from the last that came:
+    locking host memory for a GPU takes 0.65 s for each GiB, so the whole may take minutes."""
 
     handshake_timeout_s: float = 5.0
     """What either side of a new connection waits for the other's first message."""
@@ -48,6 +50,9 @@ class Settings:
     status_timeout_s: float = 2.0
     """A donor that has not answered after this is shown as unresponsive."""
 
+    probe_timeout_s: float = 60.0
+    """What the check of donor SPECs waits for the CUDA driver to say what the GPUs have."""
+
     discovery_interval_s: float = 1.0
     """Between two looks for donors that came or came back."""
 
@@ -55,10 +60,22 @@ class Settings:
     """A donor that its receiver owns is killed when it has not ended after this."""
 
     extent_bytes: int = 32 << 20
-    """Unit in which host memory is lent."""
+    """Unit in which memory is lent."""
+
+    offer_bytes_max: int = 1 << 30
+    """Offered to a receiver at once, or one extent, before it has answered. One that locks the
+    memory for a GPU must be done with it well within `offer_timeout_s`."""
+
+    mapping_slice_s: float = 0.02
+    """Spent on mapping or unmapping extents, or on one of them, before other work has its turn."""
+
+    auto_pinned_bytes_max: int = 32 << 30
+    """Host memory that `auto` takes for a receiver on a GPU when there is no donor, at most: all
+    of it is locked at the start, which this keeps to about 20 s, and is no use to others then.
+    `host=SIZE` takes any size."""
 
     address_space_bytes: int = 1 << 40
-    """Addresses a receiver reserves for the extents of all its donors."""
+    """Addresses a receiver reserves for the extents of its donors, for each kind of memory."""
 
     message_bytes_max: int = 64 << 10
     """Longest control message that is read."""
@@ -87,6 +104,11 @@ class Settings:
             raise SwiftCacheError(
                 f"{_variable('extents_per_message')} is {self.extents_per_message}: expected at "
                 f"most 253, the descriptors that Linux lets one message carry"
+            )
+        if self.address_space_bytes % _GPU_PAGE_BYTES:
+            raise SwiftCacheError(
+                f"{_variable('address_space_bytes')} is {self.address_space_bytes} bytes: expected "
+                f"a multiple of {format_size(_GPU_PAGE_BYTES)}, the pages of GPU memory"
             )
         if self.message_bytes_max < 4 << 10:
             raise SwiftCacheError(

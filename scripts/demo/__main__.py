@@ -1,8 +1,8 @@
 """``make demo``: one server, two donors, three conversations at once, and the same without donors.
 
-The server's own KV pool holds about one and a half of the three conversations. They take turns, so
-by the time one goes on, its prefix has been pushed out of the pool. With donors it comes back from
-their memory; without, it is computed again.
+The server's own KV pool holds less than two of the three conversations. They take turns, so by the
+time one goes on, its prefix has been pushed out of the pool. With donors it comes back from their
+memory; without, it is computed again.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
+import prepare_model
 import requests
 from rich.console import Console
 from rich.markup import escape
@@ -28,6 +29,7 @@ from support.donors import Donor
 from support.processes import end_tree
 from support.server import CPU_FLAGS, Server
 
+LOG_TAIL_LINES = 20
 POOL_TOKENS = 1024
 ANSWER_TOKENS = 24
 DONOR_SIZE = {"size": "128MiB", "extent_size": "32MiB"}
@@ -81,20 +83,17 @@ def _run_without(model: Path, prompts: PromptEncoder, scratch: Path) -> list[Ans
 
 @contextmanager
 def _server(model: Path, scratch: Path, *flags: str) -> Iterator[Server]:
-    command = [
-        "sglang.launch_server",
-        "--model-path",
-        model.name,
-        *CPU_FLAGS,
-        *SERVER_FLAGS,
-        *flags,
-    ]
+    command = ["sglang.launch_server", "--model-path", model.name]
+    command += [*CPU_FLAGS, *SERVER_FLAGS, *flags]
     console.print(f"[dim]$ python -m {' '.join(command)}[/]", soft_wrap=True)
     server = Server(model, *SERVER_FLAGS, *flags, tmp_path=scratch, env=SERVER_ENV)
     with _phase("loading the model into the server (about 30 s)"):
         server.start()
     try:
         yield server
+    except requests.RequestException as error:
+        tail = "\n".join(server.log().splitlines()[-LOG_TAIL_LINES:])
+        raise RuntimeError(f"{error}\nThe end of the server's log:\n{tail}") from error
     finally:
         server.stop()
 
@@ -132,10 +131,10 @@ def _show_piece(piece: str) -> None:
 
 def _prepare_model() -> Path:
     """Run prepare_model.py, showing its phases; returns the model's folder."""
-    script = Path(__file__).resolve().parent.parent / "prepare_model.py"
-    with _phase("preparing SmolLM2-135M-Instruct") as say:
+    folder = prepare_model.model_folder()
+    with _phase(f"preparing {folder.name}") as say:
         process = subprocess.Popen(
-            [sys.executable, str(script)],
+            [sys.executable, prepare_model.__file__],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -151,8 +150,8 @@ def _prepare_model() -> Path:
                 raise RuntimeError(last)
         finally:
             end_tree(process, grace_s=5.0)
-    console.print(f"Model: {last}")
-    return Path(last)
+    console.print(f"Model: {folder}", soft_wrap=True)
+    return folder
 
 
 @contextmanager

@@ -9,7 +9,7 @@ Strided copies reached 109, 223, 343 and 382 GB/s for one run of 64, 256, 1024 a
 Stream rule: as for the kernels; copies are queued on the caller's current stream of the pool's
 device and nothing waits. Addresses and pages are read on the host when a call is made, so there is
 no use in CUDA graphs, whose replay would copy the blocks of the capture: a call during a capture
-raises RuntimeError. So does a copy that the runtime refuses.
+raises RuntimeError. A copy that the runtime refuses raises CopyRefused.
 """
 
 from __future__ import annotations
@@ -24,6 +24,10 @@ from swiftcache_kernel.arguments import check_pages
 from swiftcache_kernel.base import LayerTransfer
 from swiftcache_kernel.pool_buffers import PoolBuffers
 from swiftcache_kernel.runs import Runs, is_scattered
+
+
+class CopyRefused(RuntimeError):
+    """The CUDA runtime did not take a copy; it names the call and the runtime's error."""
 
 
 class Rows(NamedTuple):
@@ -99,7 +103,7 @@ class CopyEngine:
     def _call(self, function: Callable[..., Any], *arguments: Any) -> None:
         result, *_ = function(*arguments)
         if result != self._runtime.cudaError_t.cudaSuccess:
-            raise RuntimeError(
+            raise CopyRefused(
                 f"{function.__name__} failed with {result.name}; expected addresses that "
                 f"{self._device} can reach"
             )

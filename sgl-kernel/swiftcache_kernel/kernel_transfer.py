@@ -10,8 +10,8 @@ from swiftcache_kernel.pool_buffers import PoolBuffers
 from swiftcache_kernel.triton_kernels import (
     FEW_PROGRAMS,
     PROGRAMS,
-    bind_scatter_all,
     bind_layer,
+    bind_scatter_all,
 )
 
 
@@ -64,7 +64,5 @@ def compile_kernels(pool: PoolBuffers) -> None:
     """
     for programs in (FEW_PROGRAMS, FEW_PROGRAMS + 1):
         for gather in (True, False):
-            bind_layer(
-                pool.layout, pool.alignment_bytes, 1, programs, pool.device, gather=gather
-            )
+            bind_layer(pool.layout, pool.alignment_bytes, 1, programs, pool.device, gather=gather)
         bind_scatter_all(pool.layout, pool.alignment_bytes, 1, programs, pool.device)

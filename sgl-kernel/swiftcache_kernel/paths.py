@@ -6,6 +6,7 @@ A `PathTable` holds how long each way took for some sizes and chooses from that 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Literal, NamedTuple
 
 from swiftcache_kernel.runs import is_scattered
@@ -45,19 +46,18 @@ class Samples(tuple[Sample, ...]):
     def time_us(self, blocks: float) -> float:
         """Between two samples on the line through them, beyond the ends on the nearest one.
 
-        More blocks never take less time, whatever noise is in the samples.
+        More blocks never take less time, whatever noise is in the samples, and few blocks never
+        less than their share of the first sample.
         """
+        share_us = self[0].time_us * blocks / self[0].blocks
         if len(self) == 1:
-            return self[0].time_us * blocks / self[0].blocks
-        latest = 0.0
-        points: list[Sample] = []
-        for sample in self:
-            latest = max(latest, sample.time_us)
-            points.append(Sample(sample.blocks, latest))
-        after = next((i for i in range(1, len(points)) if blocks <= points[i].blocks), -1)
-        left, right = points[after - 1], points[after]
-        slope = (right.time_us - left.time_us) / (right.blocks - left.blocks)
-        return max(left.time_us + (blocks - left.blocks) * slope, 0.0)
+            return share_us
+        latest_us = list(accumulate((sample.time_us for sample in self), max))
+        after = next((i for i in range(1, len(self)) if blocks <= self[i].blocks), len(self) - 1)
+        first, last = self[after - 1].blocks, self[after].blocks
+        slope = (latest_us[after] - latest_us[after - 1]) / (last - first)
+        time_us = latest_us[after - 1] + (blocks - first) * slope
+        return max(time_us, share_us) if blocks < self[0].blocks else time_us
 
 
 class KernelTimes(NamedTuple):
@@ -65,6 +65,14 @@ class KernelTimes(NamedTuple):
 
     programs: int
     samples: Samples
+
+
+class CopyTimes(NamedTuple):
+    """Times of the copy engine."""
+
+    one_run: Samples
+    scattered: Samples
+    """No two blocks in one run; the host's time for the call included."""
 
 
 @dataclass(frozen=True)
@@ -77,10 +85,8 @@ class PathTable:
     """Bytes of one layer of one block, in all samples."""
     kernel: tuple[KernelTimes, ...]
     """By ascending programs; at least one."""
-    one_run: Samples
-    """The copy engine, one run of blocks."""
-    scattered: Samples
-    """The copy engine, no two blocks in one run, the host's time for the call included."""
+    copies: CopyTimes | None
+    """None where there is no copy engine, or it does not take such copies."""
 
     def choose(
         self, blocks: int, runs: int | None, layer_bytes: int, compute_running: bool
@@ -93,37 +99,41 @@ class PathTable:
         compute_running: whether other kernels want the SMs meanwhile.
 
         The copy engine takes no SM, so it is taken wherever no grid is faster. Else the smallest
-        grid is taken that is nearly as fast as the best, or half as fast beside compute.
+        grid is taken that is nearly as fast as the best; beside compute, one that reaches
+        `SHARE_BESIDE_COMPUTE` of its rate.
         """
         equal_blocks = blocks * layer_bytes / self.layer_bytes
         times = [(times.programs, times.samples.time_us(equal_blocks)) for times in self.kernel]
         best_us = min(time_us for _, time_us in times)
-        if runs and self._copy_us(blocks, runs, equal_blocks) < best_us:
-            return COPY_ENGINE
+        if runs and self.copies:
+            copy_us = _copy_us(self.copies, blocks, runs, equal_blocks)
+            if copy_us < best_us:
+                return COPY_ENGINE
         share = SHARE_BESIDE_COMPUTE if compute_running else SHARE_WHEN_IDLE
         programs = next(programs for programs, us in times if us * share <= best_us)
         return Path("kernel", programs)
-
-    def _copy_us(self, blocks: int, runs: int, equal_blocks: float) -> float:
-        in_runs_us = runs * self.one_run.time_us(equal_blocks / runs)
-        if not is_scattered(blocks, runs):
-            return in_runs_us
-        # By number for what the host does, by bytes for what the link does.
-        return max(self.scattered.time_us(blocks), self.one_run.time_us(equal_blocks))
 
     def __str__(self) -> str:
         rates = [
             f"kernel with {times.programs} programs {self._rates(times.samples)}"
             for times in self.kernel
         ]
-        rates.append(f"copy engine {self._rates(self.one_run)} in one run")
-        rates.append(f"{self._rates(self.scattered)} scattered")
+        if self.copies:
+            rates.append(f"copy engine {self._rates(self.copies.one_run)} in one run")
+            rates.append(f"{self._rates(self.copies.scattered)} scattered")
         return f"{self.source}, {self.layer_bytes >> 10} KiB blocks: " + ", ".join(rates)
 
     def _rates(self, samples: Samples) -> str:
         rates = (s.blocks * self.layer_bytes / s.time_us / 1e3 for s in samples)
         sizes = "/".join(str(sample.blocks) for sample in samples)
         return f"{'/'.join(f'{rate:.0f}' for rate in rates)} GB/s ({sizes} blocks)"
+
+
+def _copy_us(copies: CopyTimes, blocks: int, runs: int, equal_blocks: float) -> float:
+    if not is_scattered(blocks, runs):
+        return runs * copies.one_run.time_us(equal_blocks / runs)
+    # By number for what the host does, by bytes for what the link does.
+    return max(copies.scattered.time_us(blocks), copies.one_run.time_us(equal_blocks))
 
 
 def _samples(*times_us: float) -> Samples:
@@ -134,12 +144,15 @@ TWO_H200S = PathTable(
     source="not measured here, as between two H200s over NVLink",
     layer_bytes=64 << 10,
     kernel=(
+        # A stand-in: another kernel, with 64 KiB under way in each program.
         KernelTimes(8, _samples(28.0, 93.8, 398.2, 1657.0)),
         KernelTimes(16, _samples(19.7, 57.4, 229.8, 933.2)),
         KernelTimes(32, _samples(18.4, 54.1, 194.6, 755.2)),
         KernelTimes(64, _samples(18.2, 53.4, 192.3, 749.8)),
     ),
-    one_run=_samples(38.4, 75.3, 195.7, 702.7),
-    scattered=_samples(246.0, 855.0, 3110.0),
+    copies=CopyTimes(
+        one_run=_samples(38.4, 75.3, 195.7, 702.7),
+        scattered=_samples(246.0, 855.0, 3110.0),
+    ),
 )
 """What to choose from where nothing was measured."""

@@ -38,20 +38,30 @@ class Runs:
         return np.diff(self.starts, append=self.blocks)
 
 
-def find_runs(addresses: NDArray[np.int64], pages: NDArray[np.int64], block_bytes: int) -> Runs:
-    """Cut a batch into runs, in the order given: both int64 [n], on the host.
+def find_runs(
+    addresses: NDArray[np.int64],
+    pages: NDArray[np.int64],
+    block_bytes: int,
+    owners: NDArray[np.int64] | None = None,
+) -> Runs:
+    """Cut a batch into runs, in the order given: all int64 [n], on the host.
 
-    A run's blocks lie `block_bytes` apart and its pages follow each other. ValueError if the two
-    are not int64 [n] of one length.
+    A run's blocks lie `block_bytes` apart and its pages follow each other. `owners` says whose
+    memory each block is, by any numbers: one copy must not cross from one donor's memory to
+    another's, though their addresses may touch; None if it is all one's. ValueError if these are
+    not int64 [n] of one length.
     """
-    for name, numbers in (("addresses", addresses), ("pages", pages)):
+    if owners is None:
+        owners = np.zeros_like(addresses)
+    for name, numbers in (("addresses", addresses), ("pages", pages), ("owners", owners)):
         if numbers.dtype != np.int64 or numbers.ndim != 1:
             raise ValueError(f"{name} is {numbers.dtype} {list(numbers.shape)}; expected int64 [n]")
-    if len(addresses) != len(pages):
+    if not len(addresses) == len(pages) == len(owners):
         raise ValueError(
-            f"there are {len(addresses)} addresses, {len(pages)} pages; expected one page per block"
+            f"there are {len(addresses)} addresses, {len(pages)} pages, {len(owners)} owners; "
+            f"expected one of each per block"
         )
-    continues = (np.diff(addresses) == block_bytes) & (np.diff(pages) == 1)
+    continues = (np.diff(addresses) == block_bytes) & (np.diff(pages) == 1) & (np.diff(owners) == 0)
     starts = np.flatnonzero(np.concatenate(([True], ~continues))[: len(addresses)])
     return Runs(addresses, pages, starts)
 

@@ -52,7 +52,7 @@ def _move_tile(
     blocks: tl.tensor,
     k_address: tl.tensor,
     v_address: tl.tensor,
-    layer: tl.tensor,
+    layer_offset: tl.tensor,
     K_BYTES: tl.constexpr,
     V_BYTES: tl.constexpr,
     WORD: tl.constexpr,
@@ -73,7 +73,7 @@ def _move_tile(
     listed = row < blocks
     block = tl.load(table + row, mask=listed, other=0)
     page = tl.load(pages + row, mask=listed, other=0)
-    donor_run = block + layer.to(tl.int64) * (K_BYTES + V_BYTES) + tl.where(is_v, K_BYTES, 0)
+    donor_run = block + layer_offset + tl.where(is_v, K_BYTES, 0)
     pool_run = tl.where(is_v, v_address + page * V_BYTES, k_address + page * K_BYTES)
     # The hint goes on pointers, before the column offset: from it follow 16-byte accesses.
     donor = tl.multiple_of(donor_run.to(tl.pointer_type(WORD)), [ALIGNMENT])
@@ -111,6 +111,7 @@ def move_layer_kernel(
     """Move one layer. Its pool buffers are given by their addresses."""
     tiles = ((blocks + ROWS - 1) // ROWS).to(tl.int64) * TILES_PER_ROW
     first_tile = tl.program_id(0).to(tl.int64)
+    layer_offset = layer.to(tl.int64) * (K_BYTES + V_BYTES)
     for tile in tl.range(first_tile, tiles, tl.num_programs(0), num_stages=STAGES):
         _move_tile(
             tile,
@@ -119,7 +120,7 @@ def move_layer_kernel(
             blocks,
             k_address,
             v_address,
-            layer,
+            layer_offset,
             K_BYTES,
             V_BYTES,
             WORD,
@@ -153,6 +154,7 @@ def scatter_layers_kernel(
 ) -> None:
     """Scatter all layers. `pool_addresses` is int64 [layers, 2], K's and V's."""
     programs = tl.num_programs(0)
+    layer_bytes = tl.full((), K_BYTES + V_BYTES, tl.int64)
     tiles = ((blocks + ROWS - 1) // ROWS).to(tl.int64) * TILES_PER_ROW
     for layer in range(layers):
         k_address = tl.load(pool_addresses + 2 * layer)
@@ -167,7 +169,7 @@ def scatter_layers_kernel(
                 blocks,
                 k_address,
                 v_address,
-                layer,
+                layer * layer_bytes,
                 K_BYTES,
                 V_BYTES,
                 WORD,

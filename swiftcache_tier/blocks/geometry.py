@@ -71,10 +71,12 @@ class DonorGeometry:
 
 
 class SubRanges:
-    """Places donors in the receiver's address range: first fit, room is used again."""
+    """Places donors in a window of the receiver's address range: first fit, room is used again."""
 
-    def __init__(self, size_bytes: int) -> None:
-        self._size_bytes = size_bytes
+    def __init__(self, size_bytes: int, start_bytes: int = 0) -> None:
+        """The window is `size_bytes` from `start_bytes` of the range, in which offsets count."""
+        self._start_bytes = start_bytes
+        self._end_bytes = start_bytes + size_bytes
         self._taken: list[tuple[int, int]] = []  # (offset, end), in order
 
     def take(self, size_bytes: int, block_bytes: int, granularity_bytes: int) -> int:
@@ -83,16 +85,17 @@ class SubRanges:
         Raises SwiftCacheError when no run is long enough.
         """
         alignment = math.lcm(block_bytes, granularity_bytes)
-        offset = 0
+        offset = -(-self._start_bytes // alignment) * alignment
         for taken_offset, taken_end in self._taken:
             if offset + size_bytes <= taken_offset:
                 break
             offset = max(offset, -(-taken_end // alignment) * alignment)
-        if offset + size_bytes > self._size_bytes:
+        if offset + size_bytes > self._end_bytes:
             raise SwiftCacheError(
                 f"no room for a donor of {format_size(size_bytes)} in an address range of "
-                f"{format_size(self._size_bytes)}, {format_size(self.taken_bytes)} of which are "
-                f"taken: reserve a larger range or use fewer donors"
+                f"{format_size(self._end_bytes - self._start_bytes)}, "
+                f"{format_size(self.taken_bytes)} of which are taken: reserve a larger range or "
+                f"use fewer donors"
             )
         insort(self._taken, (offset, offset + size_bytes))
         return offset

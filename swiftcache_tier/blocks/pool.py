@@ -150,6 +150,10 @@ class BlockPool:
         self._donors[key] = _DonorBlocks(geometry, rank)
         self._index_donors()
 
+    def set_rank(self, key: int, rank: DonorRank) -> None:
+        """Place blocks by this from now on; those in use stay where they are."""
+        self._donor(key).rank = rank
+
     def remove_donor(self, key: int) -> None:
         """Forget a donor, all of whose slots are unmapped."""
         if np.any(self._donor(key).slots != _Slot.UNMAPPED):

@@ -9,8 +9,10 @@ from typing import Any
 import uvloop
 
 from swiftcache_tier.cli.arguments import add_runtime_dir, size
+from swiftcache_tier.donor.owner import leave_owners_tree, watch_owner
 from swiftcache_tier.donor.plan import DonorPlan, plan_donor
 from swiftcache_tier.donor.server import serve
+from swiftcache_tier.extents import describe_device
 from swiftcache_tier.settings import Settings
 from swiftcache_tier.sizes import format_size
 
@@ -25,7 +27,10 @@ def add_parser(subparsers: Any) -> None:
         "take it back and end. Time-outs and the extent size can be set by SWIFTCACHE_* variables.",
     )
     parser.add_argument(
-        "--device", required=True, help="whose memory: 'host' for RAM", metavar="DEVICE"
+        "--device",
+        required=True,
+        help="whose memory: 'host' for RAM, 'cuda:1' for a GPU's, which is taken at once",
+        metavar="DEVICE",
     )
     parser.add_argument(
         "--size", required=True, type=size, metavar="SIZE", help="how much, as in 40GiB"
@@ -45,7 +50,8 @@ def add_parser(subparsers: Any) -> None:
         "--owner-pid",
         type=int,
         metavar="PID",
-        help="lend to this process alone, and end when it ends",
+        help="lend to this process alone, and end when it ends; goes on in the background, after "
+        "a line with its process id",
     )
     add_runtime_dir(parser)
     parser.set_defaults(run=run)
@@ -53,6 +59,12 @@ def add_parser(subparsers: Any) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     settings = Settings.from_env()
+    owner = None
+    if arguments.owner_pid is not None:
+        owner = watch_owner(arguments.owner_pid)
+        leave_owners_tree()
+        if owner.has_ended:
+            return 0
     plan = plan_donor(
         device=arguments.device,
         size_bytes=arguments.size,
@@ -60,11 +72,11 @@ def run(arguments: argparse.Namespace) -> int:
         runtime_dir=arguments.runtime_dir,
         extent_bytes=arguments.extent_size,
         allow_users=arguments.allow_user,
-        owner_pid=arguments.owner_pid,
+        owner=owner,
         settings=settings,
     )
     # An owner puts these lines into its own log, with its own times.
-    when = "%(asctime)s " if plan.owner_pid is None else ""
+    when = "%(asctime)s " if plan.owner is None else ""
     logging.basicConfig(
         level=logging.INFO, format=f"{when}swiftcache donor {plan.paths.name}: %(message)s"
     )
@@ -82,9 +94,12 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _ready_line(plan: DonorPlan) -> str:
+    arena = plan.arena
     return (
-        f"swiftcache donor {plan.paths.name}: {plan.arena.device}, {format_size(plan.size_bytes)} "
-        f"in {plan.extents} extents of {format_size(plan.extent_bytes)}, {plan.paths.spec}"
+        f"swiftcache donor {plan.paths.name}: "
+        f"{describe_device(arena.device, arena.uuid, arena.model)}, "
+        f"{format_size(plan.size_bytes)} in {plan.extents} extents of "
+        f"{format_size(plan.extent_bytes)}, {plan.paths.spec}"
     )
 
 

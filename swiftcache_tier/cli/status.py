@@ -16,10 +16,11 @@ from rich.text import Text
 from swiftcache_tier.cli.arguments import add_runtime_dir
 from swiftcache_tier.control.credentials import user_name
 from swiftcache_tier.control.door import NoDonor
-from swiftcache_tier.control.messages import StatusReply
+from swiftcache_tier.control.messages import ReceiverStatus, StatusReply
 from swiftcache_tier.control.query import Unresponsive, query_status
 from swiftcache_tier.control.runtime_dir import DonorPaths, check_runtime_dir, list_donors
 from swiftcache_tier.errors import SwiftCacheError
+from swiftcache_tier.extents import describe_device
 from swiftcache_tier.lease import LeaseState
 from swiftcache_tier.settings import Settings
 from swiftcache_tier.sizes import format_size
@@ -91,6 +92,8 @@ def _as_json(report: DonorReport) -> dict[str, Any]:
         return donor
     return donor | {
         "device": reply.device,
+        "device_uuid": reply.device_uuid,
+        "device_model": reply.device_model,
         "pid": reply.pid,
         "owner_pid": reply.owner_pid,
         "extent_bytes": reply.extent_bytes,
@@ -105,6 +108,8 @@ def _as_json(report: DonorReport) -> dict[str, Any]:
                 "extents": receiver.extents,
                 "bytes": receiver.bytes,
                 "heartbeat_age_s": round(receiver.heartbeat_age_s, 3),
+                "link": receiver.link,
+                "gb_per_s": receiver.gb_per_s and round(receiver.gb_per_s, 1),
             }
             for receiver in reply.receivers
         ],
@@ -118,7 +123,9 @@ def _lent_bytes(reply: StatusReply) -> int:
 
 def _print_tables(reports: list[DonorReport]) -> None:
     donors = Table("DONOR", "DEVICE", "STATE", "SIZE", "LENT", "EXTENTS", "PID", "SPEC", box=None)
-    receivers = Table("RECEIVER", "PID", "USER", "DONOR", "HOLDS", "EXTENTS", "HEARD", box=None)
+    receivers = Table(
+        *("RECEIVER", "PID", "USER", "DONOR", "HOLDS", "EXTENTS", "LINK", "HEARD"), box=None
+    )
     for report in reports:
         reply = report.reply
         if reply is None:
@@ -129,7 +136,7 @@ def _print_tables(reports: list[DonorReport]) -> None:
         donors.add_row(
             *_texts(
                 reply.name,
-                reply.device,
+                describe_device(reply.device, reply.device_uuid, reply.device_model),
                 report.state if reply.owner_pid is None else f"{report.state}, owned",
                 format_size(sum(reply.extents.values()) * reply.extent_bytes),
                 format_size(_lent_bytes(reply)),
@@ -147,6 +154,7 @@ def _print_tables(reports: list[DonorReport]) -> None:
                     reply.name,
                     format_size(receiver.bytes),
                     _states(receiver.extents),
+                    _link(receiver),
                     f"{receiver.heartbeat_age_s:.1f} s ago",
                 )
             )
@@ -164,6 +172,12 @@ def _print_tables(reports: list[DonorReport]) -> None:
 def _texts(*cells: str) -> list[Text]:
     """Cells that are shown as they are: rich reads markup in plain strings."""
     return [Text(cell) for cell in cells]
+
+
+def _link(receiver: ReceiverStatus) -> str:
+    if receiver.gb_per_s is None:
+        return receiver.link or ""
+    return f"{receiver.link}, {receiver.gb_per_s:.0f} GB/s"
 
 
 def _states(extents: dict[str, int]) -> str:

@@ -17,7 +17,7 @@ from msgspec import Meta, Struct
 from swiftcache_tier.errors import SwiftCacheError
 from swiftcache_tier.extents import FDS_PER_RECORD_MAX
 
-PROTOCOL: Final = 1
+PROTOCOL: Final = 2
 """Raised by one whenever either side could misread the other."""
 
 NAME_PATTERN: Final = r"\A[A-Za-z0-9][A-Za-z0-9._-]{0,63}\Z"
@@ -29,6 +29,8 @@ _Count: TypeAlias = Annotated[int, Meta(ge=0, le=2**31 - 1)]
 _Number: TypeAlias = Annotated[int, Meta(ge=0, le=2**62)]
 _Bytes: TypeAlias = Annotated[int, Meta(ge=0, le=2**62)]
 _Seconds: TypeAlias = Annotated[float, Meta(ge=0)]
+_LinkText: TypeAlias = Annotated[str, Meta(pattern=r"\A[\x20-\x7e]{1,100}\Z")]
+_Rate: TypeAlias = Annotated[float, Meta(gt=0, le=1e6)]
 _Slots: TypeAlias = Annotated[list[_Count], Meta(min_length=1, max_length=FDS_PER_RECORD_MAX)]
 
 
@@ -55,6 +57,8 @@ class Welcome(Message, frozen=True):
     protocol: _Count
     name: _Name
     device: _Text
+    device_uuid: _Text | None
+    """Of the donor's GPU; None for host memory. What "cuda:1" is may differ between processes."""
     extent_bytes: Annotated[int, Meta(gt=0, le=2**40)]
     extents: Annotated[int, Meta(gt=0, le=2**24)]
     token: Annotated[str, Meta(min_length=16, max_length=64)]
@@ -80,6 +84,9 @@ class ReceiverStatus(Struct, forbid_unknown_fields=True, frozen=True):
     """By lease state."""
     bytes: _Bytes
     heartbeat_age_s: _Seconds
+    link: _LinkText | None
+    """As in its last `Ping`."""
+    gb_per_s: _Rate | None
 
 
 class StatusReply(Message, frozen=True):
@@ -88,6 +95,9 @@ class StatusReply(Message, frozen=True):
     protocol: _Count
     name: _Name
     device: _Text
+    device_uuid: _Text | None
+    device_model: _Text | None
+    """What the GPU calls itself, for people to read."""
     pid: _Count
     owner_pid: _Count | None
     state: _Text
@@ -103,6 +113,10 @@ class Ping(Message, frozen=True):
 
     token: str
     wanted: _Count
+    link: _LinkText | None = None
+    """How it reaches the memory, for people to read."""
+    gb_per_s: _Rate | None = None
+    """How fast it reads the memory; None where that was not measured."""
 
 
 class Accept(Message, frozen=True):

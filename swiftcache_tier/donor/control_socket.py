@@ -10,6 +10,7 @@ from pathlib import Path
 import zmq
 import zmq.asyncio
 
+from swiftcache_tier.control.complaints import Complaints
 from swiftcache_tier.control.messages import (
     TO_DONOR,
     Error,
@@ -40,6 +41,7 @@ class ControlSocket:
         `address` is where `send` reaches the sender."""
         self._settings = settings
         self._hear = hear
+        self._complaints = Complaints(logger)
         self._context = zmq.asyncio.Context()
         self._socket = open_socket(self._context, zmq.ROUTER, settings)
         self._socket.bind(f"ipc://{path}")
@@ -72,5 +74,5 @@ class ControlSocket:
             message = decode(TO_DONOR, frames[0], self._settings.message_bytes_max)
             return self._hear(address, message)
         except MessageError as error:
-            logger.warning("answered a control message with an error: %s", error)
+            self._complaints.note(address, f"answered a control message with an error: {error}")
             return Error(code=error.code, message=str(error))

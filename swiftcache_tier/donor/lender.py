@@ -62,6 +62,9 @@ class Receiver:
     port: Port
     heard_s: float
     wanted: int = 0
+    link: str | None = None
+    """How it says it reaches the memory."""
+    gb_per_s: float | None = None
     target: int = 0
     silent: bool = False
     door_open: bool = True
@@ -92,6 +95,11 @@ class Lender:
         self._extent_bytes = extent_bytes
         self._settings = settings
         self._dirtied = dirtied
+        # In the descriptors that one record carries, and in the memory that a receiver may have to
+        # lock before it answers.
+        self._extents_per_offer = min(
+            settings.extents_per_message, max(1, settings.offer_bytes_max // extent_bytes)
+        )
         self._receivers: dict[str, Receiver] = {}
         self._ticked_s: float | None = None
         self.draining = False
@@ -141,10 +149,12 @@ class Lender:
         match message:
             case Ping():
                 receiver.wanted = message.wanted
+                receiver.link, receiver.gb_per_s = message.link, message.gb_per_s
                 self._rebalance(now_s)
                 return Pong(target=receiver.target)
             case Accept():
                 self._apply(LeaseEvent.ACCEPT, receiver, message, now_s)
+                self._offer_missing(receiver, now_s)
             case Decline():
                 # Whatever kept it from mapping them will keep it from mapping the next at once.
                 receiver.no_offer_before_s = now_s + self._settings.offer_timeout_s
@@ -210,6 +220,8 @@ class Lender:
                 extents=self._states(receiver),
                 bytes=self._held(receiver) * self._extent_bytes,
                 heartbeat_age_s=max(0.0, now_s - receiver.heard_s),
+                link=receiver.link,
+                gb_per_s=receiver.gb_per_s,
             )
             for receiver in self._receivers.values()
         ]
@@ -279,16 +291,19 @@ class Lender:
         self._send_reclaims(receiver, now_s)
 
     def _offer_missing(self, receiver: Receiver, now_s: float) -> None:
-        if now_s < receiver.no_offer_before_s:
+        """Offer a part of what is missing, unless a part that was offered is not answered yet.
+
+        A receiver may take a second to map a part; those behind it would be overdue meanwhile.
+        """
+        waits = not receiver.door_open or now_s < receiver.no_offer_before_s
+        if waits or self._states(receiver)[LeaseState.OFFERED]:
             return
         missing = receiver.target - self._keeps(receiver)
-        while missing > 0:
-            most = min(missing, self._settings.extents_per_message)
+        if missing > 0:
+            most = min(missing, self._extents_per_offer)
             grant = self._table.offer(receiver.token, most, now_s)
-            if grant is None:
-                return
-            missing -= len(grant.slots)
-            receiver.port.offer(grant)
+            if grant is not None:
+                receiver.port.offer(grant)
 
     def _send_reclaims(self, receiver: Receiver, now_s: float) -> None:
         asked_s = self._table.asked_since_s(receiver.token)

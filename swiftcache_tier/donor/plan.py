@@ -10,6 +10,7 @@ from pathlib import Path
 
 from swiftcache_tier.control.credentials import uids_of
 from swiftcache_tier.control.runtime_dir import DonorPaths, donor_paths, ensure_runtime_dir
+from swiftcache_tier.donor.owner import Owner
 from swiftcache_tier.errors import SwiftCacheError
 from swiftcache_tier.extents import Arena, arena_for
 from swiftcache_tier.settings import Settings
@@ -30,7 +31,7 @@ class DonorPlan:
     extents: int
     allowed_uids: frozenset[int]
     """Whose processes may borrow: this user's, root's, and those allowed by name."""
-    owner_pid: int | None
+    owner: Owner | None
     """The one process that may borrow, and whose end ends the donor."""
     open_files: int
     """What the limit on open files must at least be."""
@@ -52,7 +53,7 @@ def plan_donor(
     runtime_dir: Path,
     extent_bytes: int | None,
     allow_users: Sequence[str],
-    owner_pid: int | None,
+    owner: Owner | None,
     settings: Settings,
 ) -> DonorPlan:
     """Check what a user asked for; `size_bytes` is rounded down to whole extents.
@@ -89,4 +90,4 @@ def plan_donor(
     allowed_uids = frozenset({os.geteuid(), 0}) | uids_of(allow_users)
     ensure_runtime_dir(runtime_dir)
     paths = donor_paths(runtime_dir, name or f"{device.replace(':', '')}-{os.getpid()}")
-    return DonorPlan(arena, paths, extent_bytes, extents, allowed_uids, owner_pid, open_files)
+    return DonorPlan(arena, paths, extent_bytes, extents, allowed_uids, owner, open_files)

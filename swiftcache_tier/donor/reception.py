@@ -8,6 +8,7 @@ import os
 import socket
 from collections.abc import Callable
 
+from swiftcache_tier.control.complaints import Complaints
 from swiftcache_tier.control.credentials import Peer, peer_of, user_name
 from swiftcache_tier.control.messages import (
     AT_DOOR,
@@ -48,6 +49,7 @@ class Reception:
         self._status = status
         self._welcome = welcome
         self._waiting: set[asyncio.Task[None]] = set()
+        self._complaints = Complaints(logger)
 
     async def run(self) -> None:
         """Serve until cancelled."""
@@ -73,7 +75,9 @@ class Reception:
             await asyncio.sleep(self._settings.heartbeat_s)
             return
         if len(self._waiting) >= self._settings.sessions_max:
-            logger.warning("a connection is refused: %d others wait", len(self._waiting))
+            self._complaints.note(
+                None, f"a connection is refused: {len(self._waiting)} others wait"
+            )
             connection.close()
             return
         connection.setblocking(False)
@@ -91,15 +95,15 @@ class Reception:
                 try:
                     kept = await self._hear(peer, channel)
                 except MessageError as error:
-                    logger.warning("refused process %d: %s", peer.pid, error)
+                    self._complaints.note(peer.pid, f"refused process {peer.pid}: {error}")
                     await channel.send(encode(Error(code=error.code, message=str(error))))
         except TimeoutError:
-            logger.warning(
-                "a connection is closed: it said nothing for %.1f s",
-                self._settings.handshake_timeout_s,
+            patience_s = self._settings.handshake_timeout_s
+            self._complaints.note(
+                peer and peer.pid, f"a connection is closed: it said nothing for {patience_s:.1f} s"
             )
         except (OSError, SwiftCacheError) as error:
-            logger.warning("a connection is closed: %s", error)
+            self._complaints.note(peer and peer.pid, f"a connection is closed: {error}")
         finally:
             if not kept:
                 channel.close()

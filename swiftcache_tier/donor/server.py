@@ -26,11 +26,11 @@ from swiftcache_tier.control.messages import (
 from swiftcache_tier.control.records import RecordChannel, process_end
 from swiftcache_tier.donor.control_socket import ControlSocket
 from swiftcache_tier.donor.lender import Lender, Receiver
+from swiftcache_tier.donor.owner import Owner
 from swiftcache_tier.donor.plan import DonorPlan
 from swiftcache_tier.donor.reception import Reception
 from swiftcache_tier.donor.session import Session
 from swiftcache_tier.donor.store import ExtentStore
-from swiftcache_tier.errors import SwiftCacheError
 from swiftcache_tier.lease import LeaseState
 from swiftcache_tier.settings import Settings
 from swiftcache_tier.sizes import format_size
@@ -59,7 +59,6 @@ class _Server:
         mode = _OPEN if plan.others_allowed else _PRIVATE
         self._plan = plan
         self._settings = settings
-        self._owner_pidfd = _watch_owner(plan.owner_pid)
         _allow_open_files(plan.open_files)
         door = take_door(
             plan.paths,
@@ -93,8 +92,8 @@ class _Server:
                 group.create_task(self._tick()),
                 group.create_task(self._scrub()),
             ]
-            if self._owner_pidfd is not None:
-                services.append(group.create_task(self._end_with_owner(self._owner_pidfd)))
+            if self._plan.owner is not None:
+                services.append(group.create_task(self._end_with_owner(self._plan.owner)))
             ready()
             await self._ending.wait()
             await self._drain()
@@ -110,9 +109,9 @@ class _Server:
             self._drained.set()
         self._ending.set()
 
-    async def _end_with_owner(self, pidfd: int) -> None:
-        await process_end(pidfd)
-        logger.info("the owner, process %s, has ended", self._plan.owner_pid)
+    async def _end_with_owner(self, owner: Owner) -> None:
+        await process_end(owner.pidfd)
+        logger.info("the owner, process %d, has ended", owner.pid)
         self._ending.set()
 
     async def _drain(self) -> None:
@@ -165,10 +164,10 @@ class _Server:
 
     def _welcome(self, hello: Hello, peer: Peer, channel: RecordChannel) -> None:
         plan = self._plan
-        if plan.owner_pid not in (None, peer.pid):
+        if plan.owner is not None and plan.owner.pid != peer.pid:
             raise MessageError(
                 ErrorCode.OWNED,
-                f"this donor serves process {plan.owner_pid} alone: choose another, or start one "
+                f"this donor serves process {plan.owner.pid} alone: choose another, or start one "
                 f"(swiftcache donor)",
             )
         token = secrets.token_hex(16)
@@ -187,11 +186,12 @@ class _Server:
             protocol=PROTOCOL,
             name=plan.paths.name,
             device=plan.arena.device,
+            device_uuid=plan.arena.uuid,
             extent_bytes=plan.extent_bytes,
             extents=plan.extents,
             token=token,
             lost_after_s=self._settings.lost_after_s,
-            owner_pid=plan.owner_pid,
+            owner_pid=plan.owner.pid if plan.owner else None,
         )
         self._sessions[token] = session
         task = session.start(self._group, welcome)
@@ -203,23 +203,15 @@ class _Server:
             protocol=PROTOCOL,
             name=plan.paths.name,
             device=plan.arena.device,
+            device_uuid=plan.arena.uuid,
+            device_model=plan.arena.model,
             pid=os.getpid(),
-            owner_pid=plan.owner_pid,
+            owner_pid=plan.owner.pid if plan.owner else None,
             state="draining" if self._lender.draining else "serving",
             extent_bytes=plan.extent_bytes,
             extents={str(state): n for state, n in self._lender.table.counts().items()},
             receivers=self._lender.receivers(asyncio.get_running_loop().time()),
         )
-
-
-def _watch_owner(pid: int | None) -> int | None:
-    try:
-        return None if pid is None else os.pidfd_open(pid)
-    except OSError as error:
-        raise SwiftCacheError(
-            f"owner process {pid} cannot be watched: {error.strerror}; give the process id of a "
-            f"running receiver with --owner-pid"
-        ) from error
 
 
 def _allow_open_files(files: int) -> None:

@@ -4,9 +4,14 @@ from __future__ import annotations
 
 from swiftcache_tier.errors import SwiftCacheError
 from swiftcache_tier.extents.address_range import HostAddressRange
-from swiftcache_tier.extents.base import AddressRange, Arena, Extent
+from swiftcache_tier.extents.base import AddressRange, Arena, Extent, describe_device
 from swiftcache_tier.extents.host import HostArena, check_descriptor
-from swiftcache_tier.extents.joined import JoinedAddressRange, address_range_for
+from swiftcache_tier.extents.joined import (
+    JoinedAddressRange,
+    Window,
+    address_range_for,
+    receiver_ordinal,
+)
 from swiftcache_tier.extents.passing import FDS_PER_RECORD_MAX, Record, recv_fds, send_fds
 
 __all__ = [
@@ -18,9 +23,12 @@ __all__ = [
     "HostArena",
     "JoinedAddressRange",
     "Record",
+    "Window",
     "address_range_for",
     "arena_for",
     "check_descriptor",
+    "describe_device",
+    "receiver_ordinal",
     "recv_fds",
     "send_fds",
 ]

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import mmap
-from bisect import bisect_left
 
 from swiftcache_tier.errors import SwiftCacheError
 from swiftcache_tier.extents import libc
 from swiftcache_tier.extents.base import AddressRange
 from swiftcache_tier.extents.host import check_descriptor
+from swiftcache_tier.extents.pieces import Pieces
 from swiftcache_tier.sizes import format_size
 
 _RESERVED = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | libc.MAP_NORESERVE
@@ -21,6 +21,8 @@ class HostAddressRange(AddressRange):
     Costs address space only. The kernel keeps one record for each run of mapped or unmapped
     addresses, 65530 to a process by default (`vm.max_map_count`): the limit on mapped extents.
     """
+
+    granularity_bytes = mmap.PAGESIZE
 
     def __init__(self, size_bytes: int) -> None:
         """Reserve `size_bytes`, a multiple of the page size, that fault when touched.
@@ -41,8 +43,7 @@ class HostAddressRange(AddressRange):
             ) from error
         self.size_bytes = size_bytes
         self._closed = False
-        self._size_at: dict[int, int] = {}
-        self._offsets: list[int] = []  # keys of _size_at in order
+        self._pieces = Pieces(size_bytes, self.granularity_bytes)
 
     def map(self, offset: int, descriptor: int, size_bytes: int) -> None:
         """See `AddressRange.map`.
@@ -50,14 +51,9 @@ class HostAddressRange(AddressRange):
         A child that is forked does not inherit the mapping: it would keep the memory alive, and
         in reach, after this process has ended and the donor has lent it to someone else.
         """
-        self._check_place(offset, size_bytes)
-        index = bisect_left(self._offsets, offset)
-        if index < len(self._offsets) and self._offsets[index] < offset + size_bytes:
-            raise ValueError(f"offset {self._offsets[index]} of the range is already mapped")
-        if index > 0:
-            before = self._offsets[index - 1]
-            if before + self._size_at[before] > offset:
-                raise ValueError(f"offset {offset} of the range is already mapped")
+        if self._closed:
+            raise ValueError("the address range is closed")
+        self._pieces.require_free(offset, size_bytes)
         check_descriptor(descriptor, size_bytes)
         address = self.base + offset
         libc.mmap(address, size_bytes, _READ_WRITE, mmap.MAP_SHARED | libc.MAP_FIXED, descriptor)
@@ -66,37 +62,23 @@ class HostAddressRange(AddressRange):
         except OSError:
             self._reserve_again(offset, size_bytes)
             raise
-        self._size_at[offset] = size_bytes
-        self._offsets.insert(index, offset)
+        self._pieces.add(offset, size_bytes)
 
     def unmap(self, offset: int, size_bytes: int) -> None:
-        if self._size_at.get(offset) != size_bytes:
-            raise ValueError(f"no extent of {size_bytes} bytes is mapped at offset {offset}")
+        self._pieces.require_mapped(offset, size_bytes)
         self._reserve_again(offset, size_bytes)
-        del self._size_at[offset]
-        del self._offsets[bisect_left(self._offsets, offset)]
+        self._pieces.remove(offset)
 
     @property
     def mapped_bytes(self) -> int:
         """Bytes of the range that are backed by extents now."""
-        return sum(self._size_at.values())
+        return self._pieces.mapped_bytes
 
     def close(self) -> None:
         if not self._closed:
             libc.munmap(self.base, self.size_bytes)
             self._closed = True
-            self._size_at.clear()
-            self._offsets.clear()
-
-    def _check_place(self, offset: int, size_bytes: int) -> None:
-        if self._closed:
-            raise ValueError("the address range is closed")
-        if offset % mmap.PAGESIZE or size_bytes % mmap.PAGESIZE:
-            raise ValueError(f"offset {offset}, {size_bytes} bytes: not whole pages")
-        if offset < 0 or size_bytes <= 0 or offset + size_bytes > self.size_bytes:
-            raise ValueError(
-                f"offset {offset}, {size_bytes} bytes: outside a range of {self.size_bytes} bytes"
-            )
+            self._pieces.clear()
 
     def _reserve_again(self, offset: int, size_bytes: int) -> None:
         # One call replaces the pages: with a munmap first, another thread's mmap could take the

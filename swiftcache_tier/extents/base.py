@@ -10,6 +10,14 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 
 
+def describe_device(device: str, uuid: str | None, model: str | None) -> str:
+    """A device for people to read: "host", or "cuda:1 (NVIDIA H200, GPU-b9255ade)"."""
+    if uuid is None:
+        return device
+    short = uuid[: len("GPU-") + 8]  # enough to tell the GPUs of a machine apart
+    return f"{device} ({model}, {short})" if model else f"{device} ({short})"
+
+
 class Extent(ABC):
     """One piece of physical memory, held by the donor. Used by one thread at a time.
 
@@ -45,6 +53,12 @@ class Arena(ABC):
     device: str
     """As in `--device`: "host" or "cuda:N"."""
 
+    uuid: str | None = None
+    """Of the GPU, the same in every process, where "cuda:N" is not; None for host memory."""
+
+    model: str | None = None
+    """What the GPU calls itself; None for host memory, and where the system does not tell."""
+
     granularity_bytes: int
     """Extent sizes, and the offsets where they are mapped, are multiples of this."""
 
@@ -65,14 +79,16 @@ class AddressRange(ABC):
     """A contiguous range of a receiver's addresses, parts of which are backed by extents.
 
     `base` never changes, so an address handed out stays valid for as long as the extent behind it
-    is mapped. Offsets and sizes are multiples of the granularity of the memory that is mapped.
-    Used by one thread at a time.
+    is mapped. Used by one thread at a time.
     """
 
     base: int
     """Address of offset 0."""
 
     size_bytes: int
+
+    granularity_bytes: int
+    """Extent sizes, and the offsets where they are mapped, are multiples of this."""
 
     @abstractmethod
     def map(self, offset: int, descriptor: int, size_bytes: int) -> None:

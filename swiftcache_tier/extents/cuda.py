@@ -16,7 +16,7 @@ from swiftcache_tier.extents import device_memory
 from swiftcache_tier.extents.base import Arena, Extent
 from swiftcache_tier.extents.zero_fill import ZeroFill
 from swiftcache_tier.sizes import format_size
-from swiftcache_tier.topology.gpus import free_memory_bytes
+from swiftcache_tier.topology.gpus import find_gpu, free_memory_bytes
 from swiftcache_tier.topology.nvml import load_nvml
 
 logger = logging.getLogger(__name__)
@@ -40,7 +40,7 @@ class CudaArena(Arena):
         """
         cuda_device = device(ordinal)
         self.device = f"cuda:{ordinal}"
-        self.uuid = device_uuid(ordinal)
+        self.uuid: str = device_uuid(ordinal)
         attributes = cu.CUdevice_attribute
         for attribute in (
             attributes.CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED,
@@ -51,6 +51,8 @@ class CudaArena(Arena):
                     f"device {self.device!r} cannot lend memory: its driver does not share memory "
                     f"by descriptor ({attribute.name} is 0); use host memory"
                 )
+        gpu = find_gpu(self.uuid, load_nvml())
+        self.model = None if gpu is None else gpu.name
         self.granularity_bytes = device_memory.granularity_bytes(ordinal)
         self._ordinal = ordinal
         self._zero_fill = ZeroFill(ordinal, context_idle_s)

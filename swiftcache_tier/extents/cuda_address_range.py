@@ -52,8 +52,7 @@ class CudaAddressRange(AddressRange):
         """See `AddressRange.map`.
 
         The driver does not tell how large the memory behind a descriptor is; it refuses to map
-        more than there is, which is raised as SwiftCacheError. Of a larger extent the first
-        `size_bytes` are mapped: harmless to this process.
+        more or less of it than there is, which is raised as SwiftCacheError.
         """
         if self._closed:
             raise ValueError("the address range is closed")
@@ -96,13 +95,14 @@ class CudaAddressRange(AddressRange):
             if error.errno == errno.ENOMEM:
                 raise
             problem = f"the driver does not know it ({error.strerror})"
-            if error.errno == errno.ENODEV:
-                problem = "it lies on a GPU that CUDA_VISIBLE_DEVICES hides from this process"
             raise _refusal(descriptor, size_bytes, problem) from error
         try:
             donor = device_memory.device_of(handle)
             if donor is None:
                 raise _refusal(descriptor, size_bytes, "it is not the memory of a GPU")
+            if donor < 0:
+                problem = "it lies on a GPU that CUDA_VISIBLE_DEVICES hides from this process"
+                raise _refusal(descriptor, size_bytes, problem)
             if not can_access_peer(self._ordinal, donor):
                 raise SwiftCacheError(
                     f"cuda:{self._ordinal} cannot address the memory of cuda:{donor}, where an "
@@ -114,14 +114,15 @@ class CudaAddressRange(AddressRange):
             device_memory.release(handle)
 
     def _map(self, offset: int, size_bytes: int, handle: Any, descriptor: int) -> None:
-        """Map the start of the memory behind `handle`; it may be mapped elsewhere as well."""
+        """Map the memory behind `handle`, which may be mapped elsewhere as well."""
         address = self.base + offset
         try:
             device_memory.map_at(address, size_bytes, handle)
         except CudaError as error:
-            if error.errno != errno.EINVAL:
+            if error.errno not in device_memory.WRONG_SIZE_ERRNOS:
                 raise
-            raise _refusal(descriptor, size_bytes, "it holds less") from error
+            problem = f"it is of another size ({error.strerror})"
+            raise _refusal(descriptor, size_bytes, problem) from error
         try:
             device_memory.allow_access(address, size_bytes, self._ordinal)
         except BaseException:

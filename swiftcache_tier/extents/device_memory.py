@@ -6,12 +6,16 @@ process: the memory is freed with the last of them. All functions raise CudaErro
 
 from __future__ import annotations
 
+import errno
 import os
 from typing import Any
 
 from cuda.bindings import driver as cu  # type: ignore[import-untyped]
 
 from swiftcache_tier.cuda_driver import call
+
+WRONG_SIZE_ERRNOS = (errno.EINVAL, errno.EOPNOTSUPP)
+"""What drivers answer to mapping more or less than all of an allocation: they differ in it."""
 
 _DESCRIPTOR = cu.CUmemAllocationHandleType.CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR
 
@@ -39,15 +43,15 @@ def export_descriptor(handle: Any) -> int:
 
 
 def import_descriptor(descriptor: int) -> Any:
-    """A handle of the memory behind a descriptor, which stays the caller's.
-
-    ENODEV when the memory lies on a GPU that this process does not see.
-    """
+    """A handle of the memory behind a descriptor, which stays the caller's."""
     return call(cu.cuMemImportFromShareableHandle, descriptor, _DESCRIPTOR)
 
 
 def device_of(handle: Any) -> int | None:
-    """Ordinal of the GPU where the memory lies; None if it is not plain memory of one."""
+    """Ordinal of the GPU where the memory lies; None if it is not plain memory of one.
+
+    Negative for a GPU that this process does not see.
+    """
     properties = call(cu.cuMemGetAllocationPropertiesFromHandle, handle)
     plain = cu.CUmemAllocationType.CU_MEM_ALLOCATION_TYPE_PINNED
     on_device = cu.CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE
@@ -67,9 +71,9 @@ def give_back(address: int, size_bytes: int) -> None:
 
 
 def map_at(address: int, size_bytes: int, handle: Any) -> None:
-    """Map the first `size_bytes` behind `handle` at reserved addresses, as yet out of reach.
+    """Map the memory behind `handle` at reserved addresses, as yet out of reach.
 
-    EINVAL when the memory is smaller.
+    One of `WRONG_SIZE_ERRNOS` when it is not of `size_bytes`.
     """
     call(cu.cuMemMap, address, size_bytes, 0, handle, 0)
 

@@ -13,10 +13,12 @@ from swiftcache_tier.extents.base import AddressRange
 
 
 class Window(NamedTuple):
-    """The offsets of a joined range at which one of its parts lies, in bytes."""
+    """The offsets of a joined range at which one of its parts lies."""
 
     start_bytes: int
     end_bytes: int
+    granularity_bytes: int
+    """Of the part: sizes of its extents are multiples of this."""
 
 
 class JoinedAddressRange(AddressRange):
@@ -51,7 +53,7 @@ class JoinedAddressRange(AddressRange):
             raise ValueError(f"no part {name!r} in a range of {', '.join(self._parts)}")
         part = self._parts[name]
         start = part.base - self.base
-        return Window(start, start + part.size_bytes)
+        return Window(start, start + part.size_bytes, part.granularity_bytes)
 
     def map(self, offset: int, descriptor: int, size_bytes: int) -> None:
         part, inside = self._part_at(offset)
@@ -73,24 +75,34 @@ class JoinedAddressRange(AddressRange):
         raise ValueError(f"offset {offset} of the joined range lies in none of its parts")
 
 
+def receiver_ordinal(device: str) -> int | None:
+    """N of the device "cuda:N" that a receiver computes on; None for "cpu".
+
+    Raises SwiftCacheError for anything else.
+    """
+    if device == "cpu":
+        return None
+    kind, _, number = device.partition(":")
+    if kind != "cuda" or not number.isdecimal():
+        raise SwiftCacheError(f"no receiver on device {device!r}: expected cpu, cuda:0, cuda:1 ...")
+    return int(number)
+
+
 def address_range_for(device: str, size_bytes: int) -> JoinedAddressRange:
     """Addresses for what a receiver that computes on `device`, "cpu" or "cuda:N", can be lent.
 
     `size_bytes` are reserved for each kind of memory: "host", and on a GPU "cuda", whose memory
     may lie on any GPU in reach. Raises SwiftCacheError when the system refuses.
     """
-    if device == "cpu":
+    ordinal = receiver_ordinal(device)
+    if ordinal is None:
         return JoinedAddressRange({"host": HostAddressRange(size_bytes)}, mmap.PAGESIZE)
-    kind, _, number = device.partition(":")
-    if kind != "cuda" or not number.isdecimal():
-        raise SwiftCacheError(f"no receiver on device {device!r}: expected cpu, cuda:0, cuda:1 ...")
     # Load CUDA's bindings, which a receiver on a CPU need not have.
     from swiftcache_tier.cuda_driver import device_uuid
     from swiftcache_tier.extents.cuda_address_range import CudaAddressRange
     from swiftcache_tier.extents.pinned import PinnedHostAddressRange
     from swiftcache_tier.topology import find_gpu, load_nvml
 
-    ordinal = int(number)
     gpu = find_gpu(device_uuid(ordinal), load_nvml())
     with ExitStack() as undo:
         host = PinnedHostAddressRange(size_bytes, ordinal, gpu.numa_node if gpu else None)

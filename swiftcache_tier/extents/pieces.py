@@ -49,6 +49,11 @@ class Pieces:
         del self._size_at[offset]
         del self._offsets[bisect_left(self._offsets, offset)]
 
+    def clear(self) -> None:
+        """Take out all pieces."""
+        self._size_at.clear()
+        self._offsets.clear()
+
     @property
     def mapped_bytes(self) -> int:
         return sum(self._size_at.values())

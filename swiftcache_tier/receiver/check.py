@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 from swiftcache_tier.control.credentials import user_name
@@ -11,29 +12,51 @@ from swiftcache_tier.control.messages import StatusReply
 from swiftcache_tier.control.query import query_status
 from swiftcache_tier.control.runtime_dir import check_runtime_dir, donor_paths_of_spec
 from swiftcache_tier.errors import SwiftCacheError
-from swiftcache_tier.extents import arena_for
+from swiftcache_tier.extents import HostArena, arena_for
 from swiftcache_tier.receiver.owned import owned_donor_paths
-from swiftcache_tier.receiver.ranks import rank_of_device
+from swiftcache_tier.receiver.probe import Question, probe
+from swiftcache_tier.receiver.reach import kind_of
 from swiftcache_tier.settings import Settings
 from swiftcache_tier.sizes import format_size
 from swiftcache_tier.spec import DonorSpec
 
 
-def check_specs(specs: Sequence[DonorSpec], runtime_dir: Path, settings: Settings) -> None:
+def check_specs(
+    specs: Sequence[DonorSpec], runtime_dir: Path, settings: Settings, device: str = "cpu"
+) -> None:
     """Raise SwiftCacheError, one line that names the SPEC, if a receiver could not start on them.
 
-    Allocates and leaves nothing, and may be called in any process and thread; blocks for
-    `settings.status_timeout_s` at most for each `ipc` SPEC. Donors that `auto` would find are not
-    asked: those that cannot be joined are passed over.
+    `device` is what the receiver will compute on: "cpu" or "cuda:N". Allocates and leaves nothing,
+    starts no CUDA driver in this process, and may be called in any process and thread. Blocks for
+    `settings.status_timeout_s` at most for each `ipc` SPEC, and for `settings.probe_timeout_s` if
+    any memory is that of a GPU. Donors that `auto` would find are not asked: those that cannot be
+    joined are passed over.
     """
     if any(spec.kind != "ipc" for spec in specs):
         check_runtime_dir(runtime_dir)
         _check_writable(runtime_dir)
+    questions: dict[DonorSpec, Question] = {}
     for spec in specs:
-        try:
-            _check(spec, runtime_dir, settings)
-        except SwiftCacheError as error:
-            raise SwiftCacheError(f"donor SPEC {spec}: {error}") from error
+        with _named(spec):
+            question = _check(spec, runtime_dir, settings, device)
+            if question is not None:
+                questions[spec] = question
+    if not questions:
+        return
+    answers = probe(device, list(questions.values()), settings)
+    for spec, answer in zip(questions, answers, strict=True):
+        with _named(spec):
+            if answer.problem is not None:
+                raise SwiftCacheError(answer.problem)
+            _check_size(spec, answer.available_bytes)
+
+
+@contextmanager
+def _named(spec: DonorSpec) -> Iterator[None]:
+    try:
+        yield
+    except SwiftCacheError as error:
+        raise SwiftCacheError(f"donor SPEC {spec}: {error}") from error
 
 
 def _check_writable(runtime_dir: Path) -> None:
@@ -46,26 +69,32 @@ def _check_writable(runtime_dir: Path) -> None:
         )
 
 
-def _check(spec: DonorSpec, runtime_dir: Path, settings: Settings) -> None:
+def _check(spec: DonorSpec, runtime_dir: Path, settings: Settings, device: str) -> Question | None:
+    """Check what needs no GPU; returns what is left to ask of one."""
     match spec.kind:
         case "ipc":
             assert spec.path is not None
             reply = query_status(donor_paths_of_spec(spec.path), settings)
             _check_donor(reply)
-            rank_of_device(reply.device)
+            if kind_of(reply.device, device) != HostArena.device:
+                return Question(reply.device, reply.device_uuid)
         case "host" | "cuda":
             assert spec.device is not None
-            assert spec.size_bytes is not None
             owned_donor_paths(spec.device, runtime_dir)
-            rank_of_device(spec.device)
-            available_bytes = arena_for(spec.device).available_bytes()
-            if spec.size_bytes > available_bytes:
-                raise SwiftCacheError(
-                    f"that is over what {spec.device} has to give: "
-                    f"{format_size(available_bytes)} is available now; ask for less or free some"
-                )
+            if kind_of(spec.device, device) != HostArena.device:
+                return Question(spec.device, None)
+            _check_size(spec, arena_for(spec.device).available_bytes())
         case "auto":
-            owned_donor_paths("host", runtime_dir)
+            owned_donor_paths(HostArena.device, runtime_dir)
+    return None
+
+
+def _check_size(spec: DonorSpec, available_bytes: int) -> None:
+    if spec.size_bytes is not None and spec.size_bytes > available_bytes:
+        raise SwiftCacheError(
+            f"that is over what {spec.device} has to give: {format_size(available_bytes)} is "
+            f"available now; ask for less or free some"
+        )
 
 
 def _check_donor(reply: StatusReply) -> None:

@@ -3,22 +3,24 @@
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
 import logging
 import threading
 from collections import deque
 from collections.abc import Sequence
-from concurrent.futures import Future
 from pathlib import Path
 
 import uvloop
 
 from swiftcache_tier.errors import SwiftCacheError
-from swiftcache_tier.extents import AddressRange
+from swiftcache_tier.extents import JoinedAddressRange
 from swiftcache_tier.receiver.events import Event
 from swiftcache_tier.receiver.link import DonorLink
 from swiftcache_tier.receiver.links import Links
+from swiftcache_tier.receiver.reach import Reach
 from swiftcache_tier.settings import Settings
 from swiftcache_tier.spec import DonorSpec
+from swiftcache_tier.topology import pin_thread_to_numa_node
 
 logger = logging.getLogger(__name__)
 
@@ -33,7 +35,8 @@ class ControlThread:
         self,
         *,
         block_bytes: int,
-        address_range: AddressRange,
+        address_range: JoinedAddressRange,
+        reach: Reach,
         settings: Settings,
         runtime_dir: Path,
         receiver_name: str,
@@ -41,16 +44,20 @@ class ControlThread:
         """Does not start the thread. `address_range` is the thread's until `stop`."""
         self.events: deque[Event] = deque()
         self._settings = settings
+        self._numa_node = reach.numa_node
         self._make_links = lambda: Links(
             block_bytes=block_bytes,
             address_range=address_range,
+            reach=reach,
             settings=settings,
             runtime_dir=runtime_dir,
             receiver_name=receiver_name,
             emit=self.events.append,
         )
         self._thread = threading.Thread(target=self._run, name="swiftcache-control", daemon=True)
-        self._running: Future[tuple[asyncio.AbstractEventLoop, Links]] = Future()
+        self._running: concurrent.futures.Future[tuple[asyncio.AbstractEventLoop, Links]] = (
+            concurrent.futures.Future()
+        )
         self._stop = asyncio.Event()
 
     def start(self) -> None:
@@ -65,12 +72,16 @@ class ControlThread:
         settings = self._settings
         patience_s = 2 * (settings.join_timeout_s + settings.handshake_timeout_s)
         try:
-            joined.result(timeout=patience_s)
-        except TimeoutError:
-            raise SwiftCacheError(
-                f"joining the donors took over {patience_s:g} s: see `swiftcache status` for one "
-                f"that is stuck"
-            ) from None
+            while True:
+                progress = self._links.progress
+                concurrent.futures.wait([joined], patience_s)
+                if joined.done():
+                    return joined.result()
+                if self._links.progress == progress:
+                    raise SwiftCacheError(
+                        f"joining the donors made no progress for {patience_s:g} s: see "
+                        f"`swiftcache status` for one that is stuck"
+                    )
         finally:
             joined.cancel()  # has no effect once it is done
 
@@ -93,11 +104,18 @@ class ControlThread:
         self._loop.call_soon_threadsafe(self._stop.set)
         settings = self._settings
         # Each part of leaving keeps its own deadline.
-        self._thread.join(2 * (settings.leave_timeout_s + settings.owned_end_timeout_s))
-        return not self._thread.is_alive()
+        patience_s = 2 * (settings.leave_timeout_s + settings.owned_end_timeout_s)
+        while True:
+            progress = self._links.progress
+            self._thread.join(patience_s)
+            if not self._thread.is_alive() or self._links.progress == progress:
+                return not self._thread.is_alive()
 
     def _run(self) -> None:
         try:
+            # With all threads that it starts, and before it maps anything.
+            if pin_thread_to_numa_node(self._numa_node):
+                logger.info("the control thread runs on NUMA node %d", self._numa_node)
             with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
                 runner.run(self._serve())
         except Exception as error:

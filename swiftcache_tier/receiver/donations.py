@@ -17,6 +17,8 @@ class Donation:
     mapped: set[int] = field(default_factory=set)
     """Retiring ones included."""
     retiring: set[int] = field(default_factory=set)
+    gb_per_s: float | None = None
+    """As measured; None where it was not."""
     lost: bool = False
     asked_s: float = 0.0
     """When the oldest reclaim that is not finished was entered."""

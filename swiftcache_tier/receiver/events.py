@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple, TypeAlias
 
-from swiftcache_tier.blocks import DonorRank
+from swiftcache_tier.topology import LinkReport
 
 
 class DonorJoined(NamedTuple):
@@ -13,11 +13,12 @@ class DonorJoined(NamedTuple):
     key: int
     name: str
     device: str
+    device_uuid: str | None
     pid: int
     offset_bytes: int
     extent_bytes: int
     extents: int
-    rank: DonorRank
+    link: LinkReport
 
 
 class ExtentsMapped(NamedTuple):
@@ -25,6 +26,13 @@ class ExtentsMapped(NamedTuple):
 
     key: int
     slots: list[int]
+
+
+class BandwidthMeasured(NamedTuple):
+    """How fast this donor's memory is read; until it comes, what its link should reach counts."""
+
+    key: int
+    gb_per_s: float
 
 
 class ReclaimAsked(NamedTuple):
@@ -44,4 +52,4 @@ class DonorLost(NamedTuple):
     reason: str
 
 
-Event: TypeAlias = DonorJoined | ExtentsMapped | ReclaimAsked | DonorLost
+Event: TypeAlias = DonorJoined | ExtentsMapped | BandwidthMeasured | ReclaimAsked | DonorLost

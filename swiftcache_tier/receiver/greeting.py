@@ -6,7 +6,6 @@ import asyncio
 import os
 from typing import NamedTuple
 
-from swiftcache_tier.blocks import DonorRank
 from swiftcache_tier.control.credentials import Peer, peer_of, user_name
 from swiftcache_tier.control.door import connect_door
 from swiftcache_tier.control.messages import (
@@ -21,9 +20,10 @@ from swiftcache_tier.control.query import Unresponsive, read_door
 from swiftcache_tier.control.records import RecordChannel
 from swiftcache_tier.control.runtime_dir import DonorPaths
 from swiftcache_tier.errors import SwiftCacheError
-from swiftcache_tier.extents import FDS_PER_RECORD_MAX, HostArena
-from swiftcache_tier.receiver.ranks import rank_of_device
+from swiftcache_tier.extents import FDS_PER_RECORD_MAX
+from swiftcache_tier.receiver.reach import Reach
 from swiftcache_tier.settings import Settings
+from swiftcache_tier.topology import LinkReport
 
 
 class Greeting(NamedTuple):
@@ -33,7 +33,7 @@ class Greeting(NamedTuple):
     welcome: Welcome
     peer: Peer
     channel: RecordChannel
-    rank: DonorRank
+    link: LinkReport
 
     def close(self) -> None:
         """End the connection."""
@@ -42,7 +42,7 @@ class Greeting(NamedTuple):
 
 
 async def greet(
-    paths: DonorPaths, receiver_name: str, any_user: bool, settings: Settings
+    paths: DonorPaths, receiver_name: str, any_user: bool, reach: Reach, settings: Settings
 ) -> Greeting:
     """Open a session with the donor at `paths`; `any_user` trusts whoever runs it.
 
@@ -60,18 +60,16 @@ async def greet(
                 f"from this user's own donors; name it in an ipc:// SPEC if you trust it"
             )
         welcome = await _hello(channel, paths, receiver_name, settings)
-        rank = rank_of_device(welcome.device)
-        if welcome.extent_bytes % HostArena.granularity_bytes:
-            raise SwiftCacheError(
-                f"the donor at {paths.spec} lends extents of {welcome.extent_bytes} bytes: "
-                f"expected a multiple of {HostArena.granularity_bytes}"
-            )
+        try:
+            link = reach.link_to(welcome.device, welcome.device_uuid)
+        except SwiftCacheError as error:
+            raise SwiftCacheError(f"the donor at {paths.spec} cannot be used: {error}") from error
     except BaseException:
         channel.close()
         if peer is not None:
             os.close(peer.pidfd)
         raise
-    return Greeting(paths, welcome, peer, channel, rank)
+    return Greeting(paths, welcome, peer, channel, link)
 
 
 async def _hello(

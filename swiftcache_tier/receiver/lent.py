@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Sequence
+import time
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from swiftcache_tier.control.messages import Offer, Reclaim
@@ -15,7 +16,7 @@ logger = logging.getLogger(__name__)
 
 
 class OfferOutcome(NamedTuple):
-    """What to answer to an offer, and which extents can be used because of it."""
+    """What to answer to a part of an offer, and which extents can be used because of it."""
 
     accept: list[int]
     decline: list[int]
@@ -23,35 +24,61 @@ class OfferOutcome(NamedTuple):
 
 
 class LentExtents:
-    """Keeps the ledger and the address range in step. Used by the control thread."""
+    """Keeps the ledger and the address range in step. Used by the control thread.
+
+    Mapping an extent of host memory for a GPU takes some 20 ms, so a whole offer is taken, and
+    extents are given back, in slices between which other work of the thread can be done.
+    """
 
     def __init__(
-        self, address_range: AddressRange, offset_bytes: int, extent_bytes: int, extents: int
+        self,
+        address_range: AddressRange,
+        offset_bytes: int,
+        extent_bytes: int,
+        extents: int,
+        slice_s: float,
     ) -> None:
         """Slot i of the donor is mapped at `offset_bytes + i * extent_bytes`."""
         self._address_range = address_range
         self._offset_bytes = offset_bytes
         self._extent_bytes = extent_bytes
+        self._slice_s = slice_s
         self._ledger = LeaseLedger(extents)
         self._asked: set[int] = set()
         self._to_unmap: set[int] = set()
         self.held = 0
         """Extents that are mapped."""
 
-    def offer(self, offer: Offer, descriptors: Sequence[int]) -> OfferOutcome:
-        """Map what is new. The descriptors stay the caller's."""
-        answer = self._ledger.offer(offer.grant, offer.slots)
-        if not answer.new:
-            return OfferOutcome(answer.held, answer.refused, [])
-        try:
-            self._map(answer.new, descriptors)
-        except (SwiftCacheError, OSError) as error:
-            logger.error("declined %d extents: %s", len(answer.new), error)
-            self._ledger.declined(answer.new)
-            return OfferOutcome([], answer.new, [])
-        self._ledger.mapped(answer.new)
-        self.held += len(answer.new)
-        return OfferOutcome(answer.new, [], answer.new)
+    def offer(self, offer: Offer, descriptors: Sequence[int]) -> Iterator[OfferOutcome]:
+        """Map what is new, slice by slice; what was yielded is to be answered before the next.
+
+        Each slice stands for itself: a reclaim that comes between two holds for what is mapped by
+        then, and keeps the rest from being mapped. The descriptors stay the caller's.
+        """
+        if len(offer.slots) != len(descriptors):
+            logger.error(
+                "declined an offer of %d extents that came with %d descriptors: expected one for "
+                "each; restart the donor in this version",
+                len(offer.slots),
+                len(descriptors),
+            )
+            yield self._refuse(offer.grant, offer.slots)
+            return
+        done = 0
+        while done < len(offer.slots):
+            end_s = time.monotonic() + self._slice_s
+            outcome = OfferOutcome([], [], [])
+            while done < len(offer.slots):
+                slot, descriptor = offer.slots[done], descriptors[done]
+                done += 1
+                if not self._take(offer.grant, slot, descriptor, outcome):
+                    rest = self._refuse(offer.grant, offer.slots[done:])
+                    outcome.accept.extend(rest.accept)
+                    outcome.decline.extend(rest.decline)
+                    done = len(offer.slots)
+                if time.monotonic() >= end_s:
+                    break
+            yield outcome
 
     def reclaim(self, message: Reclaim) -> ReclaimAnswer:
         """Enter a reclaim; each slot that is to be vacated is named the first time only."""
@@ -60,12 +87,25 @@ class LentExtents:
         self._asked.update(vacate)
         return ReclaimAnswer(vacate, answer.released)
 
-    def release(self, slots: Iterable[int]) -> dict[int, list[int]]:
-        """Unmap `slots`, which nothing uses any more. Returns those that are, by grant.
-
-        What the system refuses to unmap is tried again at the next call.
-        """
+    def release(self, slots: Iterable[int]) -> None:
+        """Nothing uses `slots` any more: `unmap_some` is to unmap them."""
         self._to_unmap.update(slots)
+
+    def release_all(self) -> None:
+        """Nothing uses any slot any more."""
+        self.release(self._ledger.held())
+
+    @property
+    def to_unmap(self) -> int:
+        """Extents that are released and still mapped."""
+        return len(self._to_unmap)
+
+    def unmap_some(self) -> dict[int, list[int]]:
+        """Unmap released slots for one slice of time. Returns those that are unmapped, by grant.
+
+        Nothing when nothing is left, or when the system refuses: then try again later.
+        """
+        end_s = time.monotonic() + self._slice_s
         unmapped = []
         for slot in sorted(self._to_unmap):
             try:
@@ -74,14 +114,12 @@ class LentExtents:
                 logger.error("extent %d cannot be unmapped yet: %s", slot, error)
                 break
             unmapped.append(slot)
+            if time.monotonic() >= end_s:
+                break
         self._to_unmap.difference_update(unmapped)
         self._asked.difference_update(unmapped)
         self.held -= len(unmapped)
         return self._ledger.released(unmapped)
-
-    def release_all(self) -> dict[int, list[int]]:
-        """Unmap everything."""
-        return self.release(self._ledger.held())
 
     def lose(self) -> None:
         """The donor is lost."""
@@ -91,22 +129,35 @@ class LentExtents:
         """Extents by state."""
         return self._ledger.counts()
 
-    def _map(self, slots: Sequence[int], descriptors: Sequence[int]) -> None:
-        """All or none."""
-        if len(slots) != len(descriptors):
-            raise SwiftCacheError(
-                f"an offer of {len(slots)} extents came with {len(descriptors)} descriptors: "
-                f"expected one for each; restart the donor in this version"
-            )
-        mapped: list[int] = []
+    def address(self, slot: int) -> int:
+        """Where the slot is mapped, if it is."""
+        return self._address_range.base + self._place(slot)
+
+    def _take(self, grant: int, slot: int, descriptor: int, outcome: OfferOutcome) -> bool:
+        """Enter one extent of an offer; returns whether the next may be tried."""
+        answer = self._ledger.offer(grant, [slot])
+        outcome.accept.extend(answer.held)
+        outcome.decline.extend(answer.refused)
+        if not answer.new:
+            return True
         try:
-            for slot, descriptor in zip(slots, descriptors, strict=True):
-                self._address_range.map(self._place(slot), descriptor, self._extent_bytes)
-                mapped.append(slot)
-        except BaseException:
-            for slot in mapped:
-                self._address_range.unmap(self._place(slot), self._extent_bytes)
-            raise
+            self._address_range.map(self._place(slot), descriptor, self._extent_bytes)
+        except (SwiftCacheError, OSError) as error:
+            logger.error("extent %d of an offer is declined, and those after it: %s", slot, error)
+            self._ledger.declined(answer.new)
+            outcome.decline.append(slot)
+            return False
+        self._ledger.mapped(answer.new)
+        self.held += 1
+        outcome.accept.append(slot)
+        outcome.mapped.append(slot)
+        return True
+
+    def _refuse(self, grant: int, slots: Sequence[int]) -> OfferOutcome:
+        """Take nothing of an offer that is not mapped already."""
+        answer = self._ledger.offer(grant, slots)
+        self._ledger.declined(answer.new)
+        return OfferOutcome(answer.held, answer.new + answer.refused, [])
 
     def _place(self, slot: int) -> int:
         return self._offset_bytes + slot * self._extent_bytes

@@ -12,6 +12,7 @@ from typing import NoReturn
 import zmq
 import zmq.asyncio
 
+from swiftcache_tier.control.complaints import Complaints
 from swiftcache_tier.control.messages import (
     FROM_DOOR,
     TO_RECEIVER,
@@ -35,9 +36,16 @@ from swiftcache_tier.control.records import process_end
 from swiftcache_tier.control.wire import open_socket, send_or_drop
 from swiftcache_tier.errors import SwiftCacheError
 from swiftcache_tier.extents import Record
-from swiftcache_tier.receiver.events import DonorLost, Event, ExtentsMapped, ReclaimAsked
+from swiftcache_tier.receiver.events import (
+    BandwidthMeasured,
+    DonorLost,
+    Event,
+    ExtentsMapped,
+    ReclaimAsked,
+)
 from swiftcache_tier.receiver.greeting import Greeting
 from swiftcache_tier.receiver.lent import LentExtents
+from swiftcache_tier.receiver.reach import Reach
 from swiftcache_tier.settings import Settings
 from swiftcache_tier.sizes import format_size
 
@@ -59,7 +67,7 @@ class _Lost(Exception):
 class DonorLink:
     """Maps what a donor offers, answers it, and tells the scheduler thread by events.
 
-    Used by the control thread; other threads may read `state`, `heard_s` and `lent.held`.
+    Used by the control thread; other threads may read the public attributes and `lent.held`.
     """
 
     def __init__(
@@ -67,6 +75,7 @@ class DonorLink:
         key: int,
         greeting: Greeting,
         lent: LentExtents,
+        reach: Reach,
         context: zmq.asyncio.Context,
         settings: Settings,
         emit: Callable[[Event], None],
@@ -79,14 +88,21 @@ class DonorLink:
         self.heard_s = asyncio.get_running_loop().time()
         self.donor_ended = False
         """Its process is known to have ended, so another may come at the same place."""
+        self.progress = 0
+        """Rises with every step of mapping and unmapping."""
         self._greeting = greeting
+        self._reach = reach
+        self._measured = False
+        self._gb_per_s: float | None = None
         self._token = greeting.welcome.token
+        self._complaints = Complaints(logger)
         self._settings = settings
         self._emit = emit
         self._target = 0
         self._settled = asyncio.Event()
         self._leave_asked = asyncio.Event()
         self._forgotten = asyncio.Event()
+        self._released = asyncio.Event()
         self._socket = open_socket(context, zmq.DEALER, settings)
         self._socket.connect(f"ipc://{self.paths.control}")
 
@@ -94,27 +110,17 @@ class DonorLink:
         return f"donor {self._greeting.welcome.name} (process {self._greeting.peer.pid})"
 
     async def run(self) -> None:
-        """Serve the link to its end: donor lost, memory vacated, donor told."""
-        ended: asyncio.Task[None] | None = None
+        """Serve the link to its end: donor lost, memory vacated, donor told.
+
+        Raises SwiftCacheError when memory stays mapped because the system refuses to unmap it.
+        """
         try:
-            reason = await self._serve()
-            self.state = LinkState.LOST
-            self.lent.lose()
-            self._greeting.channel.close()  # so that the donor, if it runs, offers no more
-            self._emit(DonorLost(self.key, reason))
-            self._settled.set()
-            ended = asyncio.create_task(self._note_end())
-            await self._forgotten.wait()
-            self.state = LinkState.LEAVING
-            self.lent.release_all()
-            bye = asyncio.create_task(self._say_bye())
-            try:
-                await asyncio.wait([bye, ended], return_when=asyncio.FIRST_COMPLETED)
-            finally:
-                bye.cancel()
+            async with asyncio.TaskGroup() as group:
+                unmapping = group.create_task(self._unmap_released())
+                await self._lose(await self._serve())
+                unmapping.cancel()
+            await self._leave()
         finally:
-            if ended is not None:
-                ended.cancel()
             self._settled.set()
             self._socket.close()
             self._greeting.close()
@@ -124,9 +130,9 @@ class DonorLink:
         await self._settled.wait()
 
     def release(self, slots: list[int]) -> None:
-        """Unmap slots that nothing uses any more, and tell the donor."""
-        for grant, released in self.lent.release(slots).items():
-            self._send(Released(token=self._token, grant=grant, slots=released))
+        """Nothing uses these slots any more: they will be unmapped, and the donor told."""
+        self.lent.release(slots)
+        self._released.set()
 
     def forget(self) -> None:
         """Nothing of this donor, which is lost, is in use any more."""
@@ -149,6 +155,35 @@ class DonorLink:
         except* _Lost as lost:
             reason = str(lost.exceptions[0])
         return reason
+
+    async def _lose(self, reason: str) -> None:
+        """The donor is lost; returns once nothing of it is in use any more."""
+        self.state = LinkState.LOST
+        self.lent.lose()
+        self._greeting.channel.close()  # so that the donor, if it runs, offers no more
+        self._emit(DonorLost(self.key, reason))
+        self._settled.set()
+        async with asyncio.TaskGroup() as group:
+            ended = group.create_task(self._note_end())
+            await self._forgotten.wait()
+            ended.cancel()
+
+    async def _leave(self) -> None:
+        """Unmap all and tell the donor, if it still runs."""
+        self.state = LinkState.LEAVING
+        self.lent.release_all()
+        while self.lent.unmap_some():
+            self.progress += 1
+            await asyncio.sleep(0)
+        if self.lent.held:
+            # Without a word from here the donor keeps them until this process ends.
+            raise SwiftCacheError(f"{self.lent.held} extents of {self} cannot be unmapped")
+        async with asyncio.TaskGroup() as group:
+            bye = group.create_task(self._say_bye())
+            ended = group.create_task(self._note_end())
+            await asyncio.wait([bye, ended], return_when=asyncio.FIRST_COMPLETED)
+            bye.cancel()
+            ended.cancel()
 
     async def _watch_leave(self) -> NoReturn:
         await self._leave_asked.wait()
@@ -175,7 +210,7 @@ class DonorLink:
             try:
                 if not record.payload:
                     raise _Lost("it closed the connection")
-                self._take_offer(record)
+                await self._take_offer(record)
             finally:
                 for descriptor in record.descriptors:
                     os.close(descriptor)
@@ -189,8 +224,15 @@ class DonorLink:
         lost_after_s = self._settings.lost_after_s
         interval_s = min(self._settings.heartbeat_s, self._greeting.welcome.lost_after_s / 3)
         while True:
-            self._send(Ping(token=self._token, wanted=self._greeting.welcome.extents))
-            self.release([])  # what could not be unmapped before
+            self._send(
+                Ping(
+                    token=self._token,
+                    wanted=self._greeting.welcome.extents,
+                    link=str(self._greeting.link),
+                    gb_per_s=self._gb_per_s,
+                )
+            )
+            self._released.set()  # for what could not be unmapped before
             slept_s = loop.time()
             await asyncio.sleep(interval_s)
             now_s = loop.time()
@@ -207,7 +249,7 @@ class DonorLink:
             try:
                 message = decode(TO_RECEIVER, data, self._settings.message_bytes_max)
             except MessageError as error:
-                logger.warning("%s: %s", self, error)
+                self._complaints.note(None, f"{self}: {error}")
                 continue
             self.heard_s = asyncio.get_running_loop().time()
             match message:
@@ -221,25 +263,50 @@ class DonorLink:
                 case Error(code=ErrorCode.NO_SESSION):
                     return
                 case Error():
-                    logger.warning("%s answers an error: %s", self, message.message)
+                    self._complaints.note(None, f"{self} answers an error: {message.message}")
 
-    def _take_offer(self, record: Record) -> None:
+    async def _take_offer(self, record: Record) -> None:
         try:
             offer = decode(FROM_DOOR, record.payload, self._settings.message_bytes_max)
         except MessageError as error:
-            logger.warning("%s: %s", self, error)
+            self._complaints.note(None, f"{self}: {error}")
             return
         if not isinstance(offer, Offer):
-            logger.warning("%s sent %s in a session", self, type(offer).__name__)
+            self._complaints.note(None, f"{self} sent {type(offer).__name__} in a session")
             return
-        outcome = self.lent.offer(offer, record.descriptors)
-        if outcome.decline:
-            self._send(Decline(token=self._token, grant=offer.grant, slots=outcome.decline))
-        if outcome.accept:
-            self._send(Accept(token=self._token, grant=offer.grant, slots=outcome.accept))
-        if outcome.mapped:
-            self._emit(ExtentsMapped(self.key, outcome.mapped))
-            self._note_settled()
+        for outcome in self.lent.offer(offer, record.descriptors):
+            if outcome.decline:
+                self._send(Decline(token=self._token, grant=offer.grant, slots=outcome.decline))
+            if outcome.accept:
+                self._send(Accept(token=self._token, grant=offer.grant, slots=outcome.accept))
+            if outcome.mapped:
+                self.progress += 1
+                self._emit(ExtentsMapped(self.key, outcome.mapped))
+                self._measure_once(outcome.mapped[0])
+                self._note_settled()
+            await asyncio.sleep(0)
+
+    def _measure_once(self, slot: int) -> None:
+        """Measure the way to the donor's memory over the first extent that it lent."""
+        if self._measured:
+            return
+        self._measured = True
+        extent_bytes = self._greeting.welcome.extent_bytes
+        self._gb_per_s = self._reach.measure(self.lent.address(slot), extent_bytes)
+        if self._gb_per_s is not None:
+            logger.info("%s: %s, %.1f GB/s", self, self._greeting.link, self._gb_per_s)
+            self._emit(BandwidthMeasured(self.key, self._gb_per_s))
+
+    async def _unmap_released(self) -> NoReturn:
+        """Unmap what was released and tell the donor; what the system refuses stays for later."""
+        while True:
+            await self._released.wait()
+            self._released.clear()
+            while unmapped := self.lent.unmap_some():
+                self.progress += 1
+                for grant, slots in unmapped.items():
+                    self._send(Released(token=self._token, grant=grant, slots=slots))
+                await asyncio.sleep(0)
 
     def _begin_reclaim(self, message: Reclaim) -> None:
         answer = self.lent.reclaim(message)

@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import zmq.asyncio
 
@@ -20,14 +21,15 @@ from swiftcache_tier.control.runtime_dir import (
     ensure_runtime_dir,
 )
 from swiftcache_tier.errors import SwiftCacheError
-from swiftcache_tier.extents import AddressRange, HostArena
+from swiftcache_tier.extents import HostArena, JoinedAddressRange, Window
 from swiftcache_tier.memory import available_host_bytes
 from swiftcache_tier.receiver.discovery import Discovery
 from swiftcache_tier.receiver.events import DonorJoined, DonorLost, Event
-from swiftcache_tier.receiver.greeting import greet
+from swiftcache_tier.receiver.greeting import Greeting, greet
 from swiftcache_tier.receiver.lent import LentExtents
 from swiftcache_tier.receiver.link import DonorLink, LinkState
 from swiftcache_tier.receiver.owned import OwnedDonor, owned_donor_paths
+from swiftcache_tier.receiver.reach import Reach, kind_of
 from swiftcache_tier.settings import Settings
 from swiftcache_tier.sizes import format_size
 from swiftcache_tier.spec import DonorSpec
@@ -38,6 +40,13 @@ logger = logging.getLogger(__name__)
 _PASSING_CODES = (ErrorCode.FULL, ErrorCode.DRAINING)
 
 
+class _Place(NamedTuple):
+    """Where a donor's extents lie in the address range."""
+
+    sub_ranges: SubRanges
+    offset: int
+
+
 class Links:
     """Used by the control thread, on its loop."""
 
@@ -45,7 +54,8 @@ class Links:
         self,
         *,
         block_bytes: int,
-        address_range: AddressRange,
+        address_range: JoinedAddressRange,
+        reach: Reach,
         settings: Settings,
         runtime_dir: Path,
         receiver_name: str,
@@ -53,12 +63,15 @@ class Links:
     ) -> None:
         self._block_bytes = block_bytes
         self._address_range = address_range
+        self._reach = reach
         self._settings = settings
         self._runtime_dir = runtime_dir
         self._receiver_name = receiver_name
         self._emit = emit
         self._context = zmq.asyncio.Context()
-        self._sub_ranges = SubRanges(address_range.size_bytes)
+        self._sub_ranges = {
+            name: _sub_ranges(address_range.window(name)) for name in address_range.names
+        }
         self._discovery = Discovery()
         self._keys = itertools.count(1)
         self._links: dict[int, DonorLink] = {}
@@ -66,14 +79,20 @@ class Links:
         self._attempts: set[asyncio.Task[DonorLink | None]] = set()
         self._joining: set[Path] = set()
         self._owned: list[OwnedDonor] = []
+        self._progress_of_ended = 0
 
     def link(self, key: int) -> DonorLink | None:
         """The link of that key, until it is over; may be called from any thread."""
         return self._links.get(key)
 
+    @property
+    def progress(self) -> int:
+        """Changes as long as extents are being mapped or unmapped; may be read by any thread."""
+        return self._progress_of_ended + sum(link.progress for link in list(self._links.values()))
+
     async def join(self, specs: Sequence[DonorSpec]) -> None:
-        """Return once every SPEC has granted memory. Raises SwiftCacheError for one that did not
-        within `join_timeout_s`; the others may be joined then."""
+        """Return once every SPEC has granted memory. Raises SwiftCacheError for one that did not;
+        the others may be joined then. Waits `join_timeout_s`, and on while memory comes."""
         deadline_s = asyncio.get_running_loop().time() + self._settings.join_timeout_s
         await asyncio.gather(*(self._satisfy(spec, deadline_s) for spec in specs))
 
@@ -103,11 +122,10 @@ class Links:
         await asyncio.gather(*self._attempts, return_exceptions=True)
         for link in self._links.values():
             link.leave()
-        if self._link_tasks:
-            await asyncio.wait(self._link_tasks, timeout=self._settings.leave_timeout_s)
-        for task in self._link_tasks:
-            task.cancel()
-        await asyncio.gather(*self._link_tasks, return_exceptions=True)
+        tasks = list(self._link_tasks)
+        if tasks:
+            await self._wait_while_it_moves(tasks, self._settings.leave_timeout_s)
+        await asyncio.gather(*tasks, return_exceptions=True)
         await asyncio.gather(*(donor.end() for donor in self._owned))
         self._context.destroy(linger=0)
 
@@ -119,7 +137,7 @@ class Links:
                 assert spec.path is not None
                 paths = donor_paths_of_spec(spec.path)
                 self._discovery.watch(paths)
-                await self._require(await self._open(paths), str(spec), deadline_s)
+                await self._require(await self._open(paths), str(spec))
             case "host" | "cuda":
                 assert spec.device is not None
                 assert spec.size_bytes is not None
@@ -133,24 +151,27 @@ class Links:
             # One that is stuck must leave time for what is done instead.
             patience_s = (deadline_s - asyncio.get_running_loop().time()) / 2
             grants = [asyncio.create_task(_granted(attempt)) for attempt in attempts]
-            await asyncio.wait(grants, timeout=patience_s)
-            for grant in grants:
-                grant.cancel()
+            await self._wait_while_it_moves(grants, patience_s)
         if any(link.lent.held for link in self._links.values()):
             return
-        size_bytes = available_host_bytes() // 2
+        size_bytes, why = available_host_bytes() // 2, "half of what is free"
+        most_bytes = self._settings.auto_pinned_bytes_max
+        if self._reach.pins_host_memory and size_bytes > most_bytes:
+            size_bytes, why = most_bytes, "the most that is locked without being asked for"
         logger.info(
-            "no donor in %s gives memory: starting one of %s of host memory, half of what is free",
+            "no donor in %s gives memory: starting one of %s of host memory, %s",
             self._runtime_dir,
             format_size(size_bytes),
+            why,
         )
         await self._start_own(HostArena.device, size_bytes, "auto", deadline_s)
 
     async def _start_own(self, device: str, size_bytes: int, spec: str, deadline_s: float) -> None:
+        window = self._address_range.window(kind_of(device, self._reach.device))
         ensure_runtime_dir(self._runtime_dir)
         paths = owned_donor_paths(device, self._runtime_dir)
         self._joining.add(paths.door)
-        donor = OwnedDonor(device, size_bytes, paths, self._settings)
+        donor = OwnedDonor(device, size_bytes, window.granularity_bytes, paths, self._settings)
         self._owned.append(donor)
         try:
             async with asyncio.timeout_at(deadline_s):
@@ -161,23 +182,36 @@ class Links:
                 f"{self._settings.join_timeout_s:g} s; raise SWIFTCACHE_JOIN_TIMEOUT_S if this "
                 f"machine is slow"
             ) from None
-        await self._require(await self._open(paths), spec, deadline_s)
+        await self._require(await self._open(paths), spec)
 
-    async def _require(self, link: DonorLink, spec: str, deadline_s: float) -> None:
+    async def _require(self, link: DonorLink, spec: str) -> None:
         """Wait for all that the donor means to grant; raise SwiftCacheError if it is nothing."""
-        try:
-            async with asyncio.timeout_at(deadline_s):
-                await link.settled()
-        except TimeoutError:
-            if link.lent.held:
-                logger.warning(
-                    "donor SPEC %s: %d extents so far, more may come", spec, link.lent.held
-                )
+        settled = asyncio.create_task(link.settled())
+        complete = await self._wait_while_it_moves([settled], self._settings.join_timeout_s)
+        if link.lent.held and not complete:
+            logger.warning("donor SPEC %s: %d extents so far, more may come", spec, link.lent.held)
         if link.lent.held == 0:
             raise SwiftCacheError(
                 f"donor SPEC {spec}: granted no memory within {self._settings.join_timeout_s:g} s: "
                 f"see who holds it with `swiftcache status`, or name another donor"
             )
+
+    async def _wait_while_it_moves(
+        self, tasks: Collection[asyncio.Task[None]], patience_s: float
+    ) -> bool:
+        """Wait for `tasks` while `progress` changes within `patience_s`, then cancel them.
+
+        Returns whether all were done.
+        """
+        try:
+            while True:
+                progress = self.progress
+                _, pending = await asyncio.wait(tasks, timeout=patience_s)
+                if not pending or self.progress == progress:
+                    return not pending
+        finally:
+            for task in tasks:
+                task.cancel()
 
     def _attempt(self, paths: DonorPaths) -> asyncio.Task[DonorLink | None]:
         """Try to join; what stands against it is logged."""
@@ -208,50 +242,75 @@ class Links:
         self._joining.add(paths.door)
         try:
             any_user = self._discovery.is_named(paths)
-            greeting = await greet(paths, self._receiver_name, any_user, self._settings)
-            welcome = greeting.welcome
+            greeting = await greet(
+                paths, self._receiver_name, any_user, self._reach, self._settings
+            )
             try:
-                offset = self._sub_ranges.take(
-                    welcome.extents * welcome.extent_bytes,
-                    self._block_bytes,
-                    HostArena.granularity_bytes,
-                )
+                place = self._take_place(greeting)
             except SwiftCacheError:
                 greeting.close()
                 raise
-            key = next(self._keys)
-            lent = LentExtents(self._address_range, offset, welcome.extent_bytes, welcome.extents)
-            link = DonorLink(key, greeting, lent, self._context, self._settings, self._emit)
-            self._emit(
-                DonorJoined(
-                    key,
-                    welcome.name,
-                    welcome.device,
-                    greeting.peer.pid,
-                    offset,
-                    welcome.extent_bytes,
-                    welcome.extents,
-                    greeting.rank,
-                )
-            )
-            self._links[key] = link
+            link = self._link(greeting, place.offset)
         finally:
             self._joining.discard(paths.door)
-        task = asyncio.create_task(self._run(link, offset))
+        task = asyncio.create_task(self._run(link, place))
         self._link_tasks.add(task)
         task.add_done_callback(self._link_tasks.discard)
         return link
 
-    async def _run(self, link: DonorLink, offset: int) -> None:
+    def _take_place(self, greeting: Greeting) -> _Place:
+        """Addresses for all that a donor could lend. Raises SwiftCacheError."""
+        welcome = greeting.welcome
+        kind = kind_of(welcome.device, self._reach.device)
+        granularity_bytes = self._address_range.window(kind).granularity_bytes
+        if welcome.extent_bytes % granularity_bytes:
+            raise SwiftCacheError(
+                f"the donor at {greeting.paths.spec} lends extents of {welcome.extent_bytes} "
+                f"bytes: expected a multiple of {granularity_bytes}"
+            )
+        places = self._sub_ranges[kind]
+        size_bytes = welcome.extents * welcome.extent_bytes
+        return _Place(places, places.take(size_bytes, self._block_bytes, granularity_bytes))
+
+    def _link(self, greeting: Greeting, offset: int) -> DonorLink:
+        welcome, settings = greeting.welcome, self._settings
+        lent = LentExtents(
+            self._address_range,
+            offset,
+            welcome.extent_bytes,
+            welcome.extents,
+            settings.mapping_slice_s,
+        )
+        key = next(self._keys)
+        link = DonorLink(key, greeting, lent, self._reach, self._context, settings, self._emit)
+        self._emit(
+            DonorJoined(
+                key,
+                welcome.name,
+                welcome.device,
+                welcome.device_uuid,
+                greeting.peer.pid,
+                offset,
+                welcome.extent_bytes,
+                welcome.extents,
+                greeting.link,
+            )
+        )
+        self._links[key] = link
+        return link
+
+    async def _run(self, link: DonorLink, place: _Place) -> None:
         try:
             await link.run()
         except Exception:
             # One link must not take the others with it. Its memory stays mapped to the end.
             logger.exception("the link to %s failed", link)
-            self._emit(DonorLost(link.key, "its link failed"))
+            if link.state is LinkState.JOINED:
+                self._emit(DonorLost(link.key, "its link failed"))
         else:
-            self._sub_ranges.give_back(offset)
+            place.sub_ranges.give_back(place.offset)
         finally:
+            self._progress_of_ended += link.progress
             del self._links[link.key]
 
     def _taken(self) -> set[Path]:
@@ -261,6 +320,10 @@ class Links:
             for link in self._links.values()
             if link.state is LinkState.JOINED or not link.donor_ended
         }
+
+
+def _sub_ranges(window: Window) -> SubRanges:
+    return SubRanges(window.end_bytes - window.start_bytes, window.start_bytes)
 
 
 async def _granted(attempt: asyncio.Task[DonorLink | None]) -> None:

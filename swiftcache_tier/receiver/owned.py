@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
 import secrets
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -32,19 +34,31 @@ def owned_donor_paths(device: str, runtime_dir: Path) -> DonorPaths:
 class OwnedDonor:
     """A donor process that serves this process alone, and ends with it in any case.
 
-    Used on the event loop's thread.
+    It is no child of this process: servers end by SIGKILL for their whole tree, and the donor is to
+    outlive that by the moment it takes to remove its sockets. Used on the event loop's thread.
     """
 
-    def __init__(self, device: str, size_bytes: int, paths: DonorPaths, settings: Settings) -> None:
-        """Start it. Less than one extent of the usual size is lent as one smaller extent."""
+    def __init__(
+        self,
+        device: str,
+        size_bytes: int,
+        granularity_bytes: int,
+        paths: DonorPaths,
+        settings: Settings,
+    ) -> None:
+        """Start it. Less than one extent of the usual size is lent as one smaller extent.
+
+        `granularity_bytes`: what extents of that device are multiples of.
+        """
         self._what = f"own donor {paths.name} of {format_size(size_bytes)} on {device}"
         self._paths = paths
         self._settings = settings
         self._last_line = ""
         self._ending = False
-        page_bytes = os.sysconf("SC_PAGESIZE")
-        extent_bytes = min(settings.extent_bytes, size_bytes // page_bytes * page_bytes)
-        self._process = subprocess.Popen(
+        extent_bytes = min(settings.extent_bytes, size_bytes)
+        extent_bytes = max(extent_bytes // granularity_bytes, 1) * granularity_bytes
+        # Ends as soon as it has started the donor, in the background (--owner-pid).
+        self._starter = subprocess.Popen(
             [
                 *(sys.executable, "-m", "swiftcache_tier", "donor"),
                 *("--device", device),
@@ -61,14 +75,17 @@ class OwnedDonor:
             # Ctrl-C at the terminal is for the owner, which ends its donors when it is done.
             start_new_session=True,
         )
-        assert self._process.stdout is not None
-        assert self._process.stderr is not None
-        self._stdout = self._process.stdout
-        self._log = asyncio.create_task(self._forward(self._process.stderr))
-        self._over = asyncio.create_task(self._reap(os.pidfd_open(self._process.pid)))
+        assert self._starter.stdout is not None
+        assert self._starter.stderr is not None
+        self._stdout = self._starter.stdout
+        self._pidfd: int | None = None
+        self._started = asyncio.create_task(self._wait_started())
+        self._log = asyncio.create_task(self._forward(self._starter.stderr))
+        self._over = asyncio.create_task(self._wait_over())
 
     async def ready(self) -> None:
         """Return once it can be joined. Raises SwiftCacheError with its words if it ended."""
+        await asyncio.shield(self._started)
         await readable(self._stdout.fileno())
         if not os.read(self._stdout.fileno(), _READ_BYTES):
             await self._log
@@ -79,28 +96,48 @@ class OwnedDonor:
     async def end(self) -> None:
         """End the process: asked first, killed after `owned_end_timeout_s`."""
         self._ending = True
+        patience_s = self._settings.owned_end_timeout_s
+        await asyncio.wait([self._started], timeout=patience_s)
+        self._signal(signal.SIGTERM)
+        await asyncio.wait([self._over], timeout=patience_s)
         if not self._over.done():
-            self._process.terminate()
-            await asyncio.wait([self._over], timeout=self._settings.owned_end_timeout_s)
-        if not self._over.done():
-            logger.error(
-                "%s has not ended for %.1f s: killed",
-                self._what,
-                self._settings.owned_end_timeout_s,
-            )
-            self._process.kill()
+            logger.error("%s has not ended for %.1f s: killed", self._what, patience_s)
+            self._starter.kill()
+            self._signal(signal.SIGKILL)
         await asyncio.gather(self._over, self._log)
         self._stdout.close()
+        if self._pidfd is not None:
+            os.close(self._pidfd)
+            self._pidfd = None
 
-    async def _reap(self, pidfd: int) -> None:
+    def _signal(self, number: signal.Signals) -> None:
+        if self._pidfd is not None:
+            with contextlib.suppress(ProcessLookupError):  # it has ended
+                signal.pidfd_send_signal(self._pidfd, number)
+
+    async def _wait_started(self) -> None:
+        """Wait for the end of the process that starts the donor, and find the donor."""
+        starter_pidfd = os.pidfd_open(self._starter.pid)
         try:
-            await process_end(pidfd)
+            await process_end(starter_pidfd)
         finally:
-            os.close(pidfd)
-        status = self._process.wait()
+            os.close(starter_pidfd)
+        if self._starter.wait() == 0:
+            # The starter's line comes first: the donor says nothing before the starter's end.
+            pid = int(_read_line(self._stdout.fileno()))
+            with contextlib.suppress(ProcessLookupError):  # it has ended
+                self._pidfd = os.pidfd_open(pid)
+
+    async def _wait_over(self) -> None:
+        await asyncio.shield(self._started)
+        if self._pidfd is not None:
+            await process_end(self._pidfd)
+            with contextlib.suppress(ChildProcessError):
+                # A child after all where this process adopts orphans, as the first of a container.
+                os.waitid(os.P_PIDFD, self._pidfd, os.WEXITED | os.WNOHANG)
         leave_door(self._paths)  # nobody else's: the name is ours alone
         if not self._ending:
-            logger.error("%s has ended by itself with status %d", self._what, status)
+            logger.error("%s has ended by itself", self._what)
 
     async def _forward(self, stderr: IO[bytes]) -> None:
         """Put what the donor logs into this process's log, to the end of it."""
@@ -115,3 +152,11 @@ class OwnedDonor:
                 for line in lines:
                     self._last_line = line.decode(errors="replace").removeprefix("swiftcache: ")
                     logger.info("%s", self._last_line)
+
+
+def _read_line(descriptor: int) -> bytes:
+    """Read to the end of a line, and no further."""
+    line = b""
+    while (byte := os.read(descriptor, 1)) not in (b"", b"\n"):
+        line += byte
+    return line

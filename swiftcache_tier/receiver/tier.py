@@ -13,17 +13,19 @@ import numpy as np
 
 from swiftcache_tier.blocks import BlockPool
 from swiftcache_tier.errors import SwiftCacheError
-from swiftcache_tier.extents import HostAddressRange
+from swiftcache_tier.extents import address_range_for, describe_device
 from swiftcache_tier.lease import LeaseState
 from swiftcache_tier.receiver.control_thread import ControlThread
 from swiftcache_tier.receiver.donations import Donation
 from swiftcache_tier.receiver.events import (
+    BandwidthMeasured,
     DonorJoined,
     DonorLost,
     Event,
     ExtentsMapped,
     ReclaimAsked,
 )
+from swiftcache_tier.receiver.reach import Reach
 from swiftcache_tier.settings import Settings
 from swiftcache_tier.sizes import format_size
 from swiftcache_tier.spec import DonorSpec
@@ -60,15 +62,23 @@ class DonorTier:
         settings: Settings,
         runtime_dir: Path,
         receiver_name: str,
+        device: str = "cpu",
     ) -> None:
-        """Reserves addresses, no memory. `receiver_name` is what operators read in `status`."""
+        """Reserves addresses, no memory. `receiver_name` is what operators read in `status`.
+
+        `device`, "cpu" or "cuda:N", is what reads and writes the blocks. For a GPU host memory is
+        locked and mapped at the same addresses for CPU and GPU, and memory of GPUs for that GPU
+        alone. Raises SwiftCacheError when there is no such device.
+        """
         self.block_bytes = block_bytes
+        self._reach = Reach(device)
         self._specs = specs
         self._pool = BlockPool(block_bytes)
-        self._address_range = HostAddressRange(settings.address_space_bytes)
+        self._address_range = address_range_for(device, settings.address_space_bytes)
         self._control = ControlThread(
             block_bytes=block_bytes,
             address_range=self._address_range,
+            reach=self._reach,
             settings=settings,
             runtime_dir=runtime_dir,
             receiver_name=receiver_name,
@@ -173,6 +183,7 @@ class DonorTier:
         """How things stand, in plain types that JSON has."""
         counts = self._pool.counts()
         return {
+            "device": self._reach.device,
             "donors": [self._donor_status(key) for key in sorted(self._donations)],
             "block_bytes": self.block_bytes,
             "blocks": counts._asdict(),
@@ -205,26 +216,34 @@ class DonorTier:
     def _take(self, event: Event) -> None:
         match event:
             case DonorJoined():
-                self._pool.add_donor(
-                    event.key, event.offset_bytes, event.extent_bytes, event.extents, event.rank
-                )
-                self._donations[event.key] = Donation(event)
-                logger.info(
-                    "donor %s (process %d) joined: %s, %d extents of %s",
-                    event.name,
-                    event.pid,
-                    event.device,
-                    event.extents,
-                    format_size(event.extent_bytes),
-                )
+                self._join(event)
             case ExtentsMapped():
                 self._pool.map_slots(event.key, event.slots)
                 self._donations[event.key].mapped.update(event.slots)
+            case BandwidthMeasured():
+                donation = self._donations[event.key]
+                donation.gb_per_s = event.gb_per_s
+                self._pool.set_rank(event.key, donation.joined.link.rank(event.gb_per_s))
             case ReclaimAsked():
                 self._reclaims.asked += not self._donations[event.key].retiring
                 self._retire(event.key, event.slots, event.deadline_s)
             case DonorLost():
                 self._lose(event)
+
+    def _join(self, event: DonorJoined) -> None:
+        self._pool.add_donor(
+            event.key, event.offset_bytes, event.extent_bytes, event.extents, event.link.rank()
+        )
+        self._donations[event.key] = Donation(event)
+        logger.info(
+            "donor %s (process %d) joined: %s by %s, %d extents of %s",
+            event.name,
+            event.pid,
+            describe_device(event.device, event.device_uuid, None),
+            event.link,
+            event.extents,
+            format_size(event.extent_bytes),
+        )
 
     def _lose(self, event: DonorLost) -> None:
         donation = self._donations[event.key]
@@ -295,7 +314,13 @@ class DonorTier:
             "name": joined.name,
             "pid": joined.pid,
             "device": joined.device,
-            "link": joined.rank.link.name.lower(),
+            "device_uuid": joined.device_uuid,
+            "link": joined.link.kind,
+            "link_details": {
+                **joined.link.as_status(),
+                "expected_gb_per_s": round(joined.link.expected_gb_per_s, 1),
+                "measured_gb_per_s": donation.gb_per_s and round(donation.gb_per_s, 1),
+            },
             "state": "lost" if donation.lost else "draining" if donation.retiring else "joined",
             "extent_bytes": joined.extent_bytes,
             "extents": {str(state): lease_counts.get(state, 0) for state in LeaseState},

@@ -25,7 +25,7 @@ def pin_thread_to_numa_node(node: int | None, sysfs: Path = _SYSFS) -> bool:
     """Keep the calling thread, and those it starts, on the CPUs of `node`.
 
     Only CPUs it may use already count. Does nothing and returns False if the node is not known,
-    the machine has no other, or none of its CPUs may be used.
+    the machine has no other, or none of its CPUs may be used; nor if the system refuses.
     """
     if node is None or len(numa_nodes(sysfs)) < 2:
         return False
@@ -33,7 +33,10 @@ def pin_thread_to_numa_node(node: int | None, sysfs: Path = _SYSFS) -> bool:
     near = cpus.intersection(_numbers(sysfs / f"devices/system/node/node{node}/cpulist"))
     if not near:
         return False
-    os.sched_setaffinity(0, near)
+    try:
+        os.sched_setaffinity(0, near)
+    except OSError:  # containers may forbid the call
+        return False
     return True
 
 

@@ -1,55 +1,164 @@
-"""The kernels compile for a GPU, checked where there is none."""
+"""The kernels compile for a GPU and are launched as compiled, checked where there is none."""
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import pytest
 
-# In a process of its own: this one may have loaded the kernels for the interpreter.
-COMPILE = """
-import sys
-import triton
-import triton.language as tl
+# In a process of its own: this one may have loaded the kernels for the interpreter. Triton gets a
+# driver that compiles for a GPU and, instead of launching, prints what it was told to launch.
+LAUNCH = """
+import contextlib, json, sys
+import torch, triton
 from triton.backends.compiler import GPUTarget
-from swiftcache_kernel import triton_kernels
 
-kernel = triton_kernels.move_layer_kernel
-fixed = dict(K_BYTES=32768, V_BYTES=32768, WORD=tl.int64, WORD_BYTES=8, ALIGNMENT=16)
-fixed |= dict(ROWS=1, COLUMNS=triton_kernels.TILE_WORDS, STAGES=triton_kernels.STAGES)
-fixed |= dict(GATHER=sys.argv[1] == "gather")
-types = dict(table="*i64", pages="*i64", blocks="i32", k_address="i64", v_address="i64")
-types |= dict(layer_offset="i32") | dict.fromkeys(fixed, "constexpr")
-values = {(kernel.arg_names.index(name),): value for name, value in fixed.items()}
-source = triton.compiler.ASTSource(kernel, types, constexprs=values)
-target = GPUTarget("cuda", int(sys.argv[2]), 32)
-options = dict(num_warps=triton_kernels.NUM_WARPS)
-print(triton.compile(source, target=target, options=options).asm["ptx"])
+architecture, verb, programs, blocks = int(sys.argv[1]), sys.argv[2], *map(int, sys.argv[3:])
+
+class Launcher:
+    def __init__(self, source, metadata):
+        self.types = list(source.signature.values())
+        self.shared_bytes = metadata.shared
+
+    def __call__(self, x, y, z, stream, function, metadata, *rest):
+        arguments = [str(argument) for argument in rest[3:]]
+        told = dict(grid=[x, y, z], stream=stream, function=function, hooks=rest[:3])
+        told |= dict(types=self.types, arguments=arguments, shared_bytes=self.shared_bytes)
+        print(json.dumps(told))
+
+class Utils:
+    def get_device_properties(self, ordinal):
+        return {"max_shared_mem": 232448}
+
+    def load_binary(self, name, binary, shared_bytes, ordinal):
+        return "module", 1234, 32, 0, 1024
+
+class Driver:
+    utils, launcher_cls = Utils(), Launcher
+
+    def get_current_device(self):
+        return 0
+
+    def get_current_stream(self, ordinal):
+        return 77
+
+    def get_current_target(self):
+        return GPUTarget("cuda", architecture, 32)
+
+triton.runtime.driver.set_active(Driver())
+torch.cuda.device = contextlib.nullcontext
+from swiftcache_kernel import BlockLayout, triton_block_copy, triton_kernels
+
+layout, gpu = BlockLayout(36, 16, 2048, 2048), torch.device("cuda:0")
+if verb in ("gather", "scatter"):
+    bound = triton_kernels.bind_layer(layout, 16, blocks, programs, gpu, gather=verb == "gather")
+    bound("TABLE", "PAGES", blocks, 1 << 40, 1 << 41, 0)
+    bound("TABLE", "PAGES", blocks, 1 << 10, 1 << 42, 35)
+elif verb == "compile-kernels":
+    from types import SimpleNamespace
+    from swiftcache_kernel.kernel_transfer import compile_kernels
+
+    compile_kernels(SimpleNamespace(layout=layout, alignment_bytes=16, device=gpu))
+    triton.JITFunction.warmup = None  # from here on, whatever is not compiled fails
+    for grid in (1, 8, 16, 17, 32, 64):
+        for gather in (True, False):
+            triton_kernels.bind_layer(layout, 16, blocks, grid, gpu, gather=gather)
+        triton_kernels.bind_scatter_all(layout, 16, blocks, grid, gpu)
+elif verb == "scatter-all":
+    bound = triton_kernels.bind_scatter_all(layout, 16, blocks, programs, gpu)
+    bound("TABLE", "PAGES", blocks, "ADDRESSES", 36)
+else:
+    # Not through `copy_blocks`, which looks at tensors.
+    numbers = torch.arange(blocks)
+    launch = triton_block_copy.bind
+    triton_block_copy.bind = lambda *a, **k: launch(*a, **{**k, "device": gpu})
+    triton_block_copy.copy_blocks(
+        numbers, numbers, block_bytes=layout.block_bytes, programs=programs
+    )
 """
 
 
-@pytest.mark.parametrize(("direction", "architecture"), [("gather", 80), ("scatter", 90)])
-def test_accesses_are_16_bytes_wide_and_reads_run_ahead(
-    direction: str, architecture: int, tmp_path: Path
-) -> None:
-    """Pages of Qwen3-8B: 256 threads make four accesses to a tile, and two tiles are read ahead."""
+class Launched(NamedTuple):
+    calls: list[dict[str, Any]]
+    ptx: str
+
+
+def launched(cache: Path, architecture: int, verb: str, programs: int, blocks: int) -> Launched:
+    calls = run(cache, architecture, verb, programs, blocks)
+    [ptx] = cache.rglob("*.ptx")  # one: neither the layer nor an address is compiled in
+    return Launched(calls, ptx.read_text())
+
+
+def run(
+    cache: Path, architecture: int, verb: str, programs: int, blocks: int
+) -> list[dict[str, Any]]:
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    environment["TRITON_CACHE_DIR"] = str(tmp_path)
+    environment["TRITON_CACHE_DIR"] = str(cache)
     environment["PYTHONPATH"] = os.pathsep.join(sys.path)
-    compiled = subprocess.run(
-        [sys.executable, "-c", COMPILE, direction, str(architecture)],
+    arguments = [str(number) for number in (architecture, verb, programs, blocks)]
+    process = subprocess.run(
+        [sys.executable, "-c", LAUNCH, *arguments],
         env=environment,
         capture_output=True,
         text=True,
         timeout=120,
     )
-    assert compiled.returncode == 0, compiled.stderr
-    reads = re.findall(r"cp\.async\.cg\.shared\.global .*, (?:0x10|16)\b", compiled.stdout)
-    writes = re.findall(r"\bst\.global\.(?:v2\.b64|v4\.b32)", compiled.stdout)
-    before_loop, in_loop = 2 * 4, 4
+    assert process.returncode == 0, process.stderr
+    return [json.loads(line) for line in process.stdout.splitlines()]
+
+
+# Pages of Qwen3-8B. A thread of 256 makes `wide` accesses of 16 bytes to a tile; but for one, the
+# tiles under way are read ahead.
+@pytest.mark.parametrize(
+    ("verb", "programs", "architecture", "wide", "ahead"),
+    [
+        ("gather", 32, 80, 4, 2),
+        ("gather", 16, 90, 8, 3),
+        ("scatter", 32, 90, 4, 2),
+        ("scatter-all", 16, 90, 8, 3),
+        ("copy-blocks", 32, 90, 4, 2),
+    ],
+)
+def test_accesses_are_16_bytes_wide_and_reads_run_ahead(
+    verb: str, programs: int, architecture: int, wide: int, ahead: int, tmp_path: Path
+) -> None:
+    calls, ptx = launched(tmp_path, architecture, verb, programs, blocks=100)
+    reads = re.findall(r"cp\.async\.cg\.shared\.global .*, (?:0x10|16)\b", ptx)
+    writes = re.findall(r"\bst\.global\.(?:v2\.b64|v4\.b32)", ptx)
+    before_loop, in_loop = ahead * wide, wide
     assert len(reads) == before_loop + in_loop
-    assert len(writes) == 4
+    assert len(writes) == wide
+    assert calls[0]["grid"] == [programs, 1, 1]
+    # Less than half of a Hopper SM's, so that other kernels find room there.
+    assert calls[0]["shared_bytes"] < 100 * 1024
+
+
+def test_a_launch_passes_what_the_kernel_takes(tmp_path: Path) -> None:
+    first, second = launched(tmp_path, 90, "gather", 64, blocks=9).calls
+    assert first["types"][:6] == ["*i64", "*i64", "i32", "i64", "i64", "i32"]
+    assert set(first["types"][6:]) == {"constexpr"}
+    assert len(first["types"]) == len(first["arguments"])
+    assert first["arguments"][:6] == ["TABLE", "PAGES", "9", str(1 << 40), str(1 << 41), "0"]
+    assert second["arguments"][:6] == ["TABLE", "PAGES", "9", str(1 << 10), str(1 << 42), "35"]
+    assert first["arguments"][6:] == second["arguments"][6:]
+    # A row of tiles is one block: two of K and two of V.
+    assert first["grid"] == second["grid"] == [9 * 4, 1, 1]
+    assert (first["stream"], first["function"], first["hooks"]) == (77, 1234, [None] * 3)
+
+
+def test_all_layers_are_one_launch(tmp_path: Path) -> None:
+    [call] = launched(tmp_path, 90, "scatter-all", 64, blocks=1).calls
+    assert call["types"][:5] == ["*i64", "*i64", "i32", "*i64", "i32"]
+    assert call["arguments"][:5] == ["TABLE", "PAGES", "1", "ADDRESSES", "36"]
+    assert call["grid"] == [64, 1, 1]
+
+
+def test_what_is_compiled_ahead_is_all_that_transfers_launch(tmp_path: Path) -> None:
+    assert run(tmp_path, 90, "compile-kernels", 1, blocks=100) == []
+    assert len(list(tmp_path.rglob("*.ptx"))) == 6

@@ -3,38 +3,18 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
 
 import pytest
 import torch
 from kernel.cases import Shape, all_shapes, bytes_of, expect_gather, expect_scatter
+from kernel.gpu_cases import donor_memory, needs_gpu, on_gpu
 
 from swiftcache_kernel import gather_layer, scatter_layer, triton_kernels
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU"),
-]
+pytestmark = needs_gpu
 
 BLOCKS, POOL_PAGES = 9, 11
 BIG = Shape(torch.bfloat16, page_tokens=16, layers=2, heads=8, k_dim=128, v_dim=128)
-
-
-def donor_memory(size: int, place: str) -> torch.Tensor:
-    """Random bytes in memory that the first GPU can address."""
-    data = torch.randint(0, 256, (size,), dtype=torch.uint8)
-    if place == "host":
-        return data.pin_memory()
-    if place == "cuda:1":
-        if torch.cuda.device_count() < 2 or not torch.cuda.can_device_access_peer(0, 1):
-            pytest.skip("needs two GPUs that can address each other")
-        # PyTorch lets a GPU address a peer's memory when it first copies to that peer.
-        return data.to("cuda:0").to("cuda:1")
-    return data.to(place)
-
-
-def on_gpu(numbers: Sequence[int]) -> torch.Tensor:
-    return torch.tensor(numbers, dtype=torch.int64, device="cuda:0")
 
 
 def check_both_ways(
@@ -86,13 +66,12 @@ def test_memory_elsewhere(place: str) -> None:
     check_both_ways(BIG, memory, blocks=64, pool_pages=70, moved=50)
 
 
-@pytest.mark.parametrize("programs", [1, 7, 4096])
-@pytest.mark.parametrize("num_warps", [4, 8])
-def test_any_grid_moves_all_tiles(programs: int, num_warps: int) -> None:
+@pytest.mark.parametrize("programs", [1, 7, 17, 4096])
+def test_any_grid_moves_all_tiles(programs: int) -> None:
     short = Shape(torch.bfloat16, page_tokens=1, layers=1, heads=1, k_dim=40, v_dim=24)
     for shape in (BIG, short):
         memory = donor_memory(400 * shape.layout.block_bytes, "cuda:0")
-        check_both_ways(shape, memory, 400, 410, moved=300, programs=programs, num_warps=num_warps)
+        check_both_ways(shape, memory, 400, 410, moved=300, programs=programs)
 
 
 def test_one_table_names_host_and_device_memory() -> None:

@@ -2,6 +2,7 @@
 
 It keeps the driver's books: memory that lives while a handle, a mapping or an open descriptor of it
 does, addresses, contexts and which of them is current in which thread. Fresh memory is garbage.
+Processes that are given the same folder have the same GPUs.
 """
 
 # ruff: noqa: N802 - functions have the driver's names.
@@ -10,10 +11,13 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import itertools
+import mmap
 import os
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 from uuid import UUID
 
@@ -32,7 +36,7 @@ class FakeMemory:
 
     number: int
     ordinal: int
-    data: bytearray
+    data: bytearray | mmap.mmap
 
 
 @dataclass
@@ -45,13 +49,18 @@ class FakeMapping:
 class FakeDriver:
     """Stands in for `cuda.bindings.driver` once `install` has put its functions there."""
 
-    def __init__(self, devices: int = 2, memory_bytes: int = 8 * GRANULARITY) -> None:
+    def __init__(
+        self, devices: int = 2, memory_bytes: int = 8 * GRANULARITY, folder: Path | None = None
+    ) -> None:
+        """`folder`: where memory lies, for all processes that use the same."""
         self.devices = devices
         self.memory_bytes = memory_bytes
         self.peer_access = True
         self.can_share = True
         self.hidden: set[int] = set()
         """Ordinals of GPUs whose memory exists and that this process does not see."""
+        self.wrong_size_result = cu.CUresult.CUDA_ERROR_NOT_SUPPORTED
+        """What mapping more or less than an allocation gives; drivers differ in it."""
         self.device_pointer_shift = 0
         self.failing: dict[str, Any] = {}
         """Result of calls that are to fail, by name."""
@@ -65,6 +74,10 @@ class FakeDriver:
         self.events: dict[int, float] = {}
         self.capture_mode = cu.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_GLOBAL
         self.modes_while_mapping: set[Any] = set()
+        self.calls: set[str] = set()
+        """Names of all functions that were called."""
+        self._folder = folder
+        self._numbers = itertools.count(1)
         self._memories: dict[int, FakeMemory] = {}
         self._handles: dict[int, FakeMemory] = {}
         self._streams: set[int] = set()
@@ -82,6 +95,7 @@ class FakeDriver:
         function = getattr(self, name)
 
         def guarded(*arguments: Any) -> Any:
+            self.calls.add(name)
             if name in self.failing:
                 return (self.failing[name],)
             return function(*arguments)
@@ -180,8 +194,14 @@ class FakeDriver:
             return cu.CUresult.CUDA_ERROR_INVALID_VALUE, None
         if self.used_bytes(ordinal) + size_bytes > self.memory_bytes:
             return cu.CUresult.CUDA_ERROR_OUT_OF_MEMORY, None
-        memory = FakeMemory(self._number(), ordinal, bytearray([GARBAGE]) * size_bytes)
-        self._memories[memory.number] = memory
+        # Unique among processes, and tells the GPU.
+        number = (os.getpid() << 24 | next(self._numbers)) << 4 | ordinal
+        if self._folder is None:
+            memory = FakeMemory(number, ordinal, bytearray([GARBAGE]) * size_bytes)
+            self._memories[number] = memory
+        else:
+            (self._folder / str(number)).write_bytes(bytes([GARBAGE]) * size_bytes)
+            memory = self._memory(number)
         return _OK, self._handle(memory)
 
     def cuMemRelease(self, handle: int) -> tuple[Any, ...]:
@@ -191,21 +211,23 @@ class FakeDriver:
 
     def cuMemExportToShareableHandle(self, handle: int, kind: Any, flags: int) -> tuple[Any, ...]:
         # Not close-on-exec: the code under test must not rely on what the driver does.
-        return _OK, os.eventfd(self._handles[handle].number, 0)
+        descriptor = os.eventfd(0, 0)
+        os.eventfd_write(descriptor, self._handles[handle].number)
+        return _OK, descriptor
 
     def cuMemImportFromShareableHandle(self, descriptor: int, kind: Any) -> tuple[Any, ...]:
-        memory = self._memories.get(_eventfd_value(str(descriptor)) or 0)
-        if memory is None:
+        try:
+            memory = self._memory(_eventfd_value(str(descriptor)) or 0)
+        except (KeyError, OSError):
             return cu.CUresult.CUDA_ERROR_INVALID_VALUE, None
-        if memory.ordinal in self.hidden:
-            return cu.CUresult.CUDA_ERROR_INVALID_DEVICE, None
         return _OK, self._handle(memory)
 
     def cuMemGetAllocationPropertiesFromHandle(self, handle: int) -> tuple[Any, ...]:
         properties = cu.CUmemAllocationProp()
         properties.type = cu.CUmemAllocationType.CU_MEM_ALLOCATION_TYPE_PINNED
         properties.location.type = cu.CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE
-        properties.location.id = self._handles[handle].ordinal
+        ordinal = self._handles[handle].ordinal
+        properties.location.id = -2 if ordinal in self.hidden else ordinal
         return _OK, properties
 
     def cuMemAddressReserve(
@@ -232,8 +254,10 @@ class FakeDriver:
             at < end and address < at + mapping.size_bytes for at, mapping in self.mappings.items()
         )
         memory = self._handles[handle]
-        if not reserved or taken or size_bytes > len(memory.data):
+        if not reserved or taken:
             return (cu.CUresult.CUDA_ERROR_INVALID_VALUE,)
+        if size_bytes != len(memory.data):
+            return (self.wrong_size_result,)
         self.modes_while_mapping.add(self.capture_mode)
         self.mappings[address] = FakeMapping(size_bytes, memory)
         return (_OK,)
@@ -302,7 +326,8 @@ class FakeDriver:
     ) -> tuple[Any, ...]:
         # A copy of 1 GB takes a second here.
         assert size_bytes <= self.buffers[target]
-        self._mapping_at(source, size_bytes)
+        if self.registered.get(source, 0) < size_bytes:
+            self._mapping_at(source, size_bytes)
         self._clock_ms += size_bytes / 1e6
         return (_OK,)
 
@@ -339,6 +364,13 @@ class FakeDriver:
         handle = self._number()
         self._handles[handle] = memory
         return handle
+
+    def _memory(self, number: int) -> FakeMemory:
+        if number not in self._memories and self._folder is not None:
+            with (self._folder / str(number)).open("r+b") as file:
+                data = mmap.mmap(file.fileno(), 0)
+            self._memories[number] = FakeMemory(number, number & 15, data)
+        return self._memories[number]
 
     def _mapping_at(self, address: int, count: int) -> tuple[FakeMapping, int]:
         for at, mapping in self.mappings.items():

@@ -68,6 +68,7 @@ class Tree:
         args = SimpleNamespace(
             swiftcache_donors=[],
             swiftcache_runtime_dir="/nowhere",
+            swiftcache_io_backend="auto",
             served_model_name="tiny",
             port=1,
             hicache_ratio=2.0,

@@ -152,17 +152,30 @@ class ReceiverProcess:
 
     def end(self) -> None:
         """Kill it; returns when the donors that it owned have ended too."""
-        owned = psutil.Process(self.process.pid).children() if self.process.poll() is None else []
         self.process.kill()
         self.process.communicate(timeout=DEADLINE_S)
-        _, left = psutil.wait_procs(owned, timeout=DEADLINE_S)
-        assert left == [], "owned donors that outlived their owner"
+        owner = ["--owner-pid", str(self.process.pid)]
+        wait_for(lambda: not donors_started_with(*owner), "its own donors end with it")
 
     def _answer(self) -> Any:
         assert self.process.stdout is not None
         line = self.process.stdout.readline()
         assert line, "the receiver has ended"
         return json.loads(line)
+
+
+def donors_started_with(*words: str) -> list[psutil.Process]:
+    """Donor processes, wherever they are, whose command line has these words in a row."""
+    found = []
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.NoSuchProcess):  # zombies have no command line
+            line = process.cmdline()
+            places = range(len(line) - len(words) + 1)
+            if "swiftcache_tier" in line and any(
+                line[i:][: len(words)] == [*words] for i in places
+            ):
+                found.append(process)
+    return found
 
 
 class TierUser:
@@ -278,17 +291,24 @@ def start_donor(runtime_dir: Path, settings: Settings) -> Iterator[Callable[...,
 
 @pytest.fixture
 def start_tier(runtime_dir: Path, settings: Settings) -> Iterator[Callable[..., TierUser]]:
-    """`start_tier(*specs, block_bytes=, settings=)` in this process; closed with the test."""
+    """`start_tier(*specs, block_bytes=, settings=, device=)` in this process; closed with the
+    test."""
     tiers: list[DonorTier] = []
     default = settings
 
-    def start(*specs: str, block_bytes: int = 1 << 17, settings: Settings = default) -> TierUser:
+    def start(
+        *specs: str,
+        block_bytes: int = 1 << 17,
+        settings: Settings = default,
+        device: str = "cpu",
+    ) -> TierUser:
         tier = DonorTier(
             parse_specs(specs),
             block_bytes,
             settings=settings,
             runtime_dir=runtime_dir,
             receiver_name="test",
+            device=device,
         )
         tiers.append(tier)
         tier.start()

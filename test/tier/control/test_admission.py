@@ -39,6 +39,7 @@ from swiftcache_tier.control.messages import (
 from swiftcache_tier.control.runtime_dir import donor_paths
 from swiftcache_tier.extents import recv_fds, send_fds
 from swiftcache_tier.receiver.greeting import greet
+from swiftcache_tier.receiver.reach import Reach
 
 DEADLINE_S = 60.0
 
@@ -131,6 +132,18 @@ def test_garbage_is_answered_with_an_error(
         assert is_closed(connection)
     assert "malformed" in donor.log()
     assert_goes_on(donor, user)
+
+
+def test_a_flood_of_garbage_is_logged_in_few_lines(start_donor: Any, settings: Any) -> None:
+    donor = start_donor("a", "1MiB")
+    with closing(RawControl(donor)) as control:
+        for _ in range(2000):
+            assert isinstance(control.say(b"\x80"), Error)
+        lines = donor.log().count("malformed")
+        assert 1 <= lines < 200
+        # The next line says how many were kept back.
+        while "more like it" not in donor.log():
+            control.say(b"\x80")
 
 
 def test_several_frames_are_answered_with_an_error(
@@ -361,10 +374,10 @@ def test_memory_is_not_taken_from_another_user_unless_it_is_named(
             door.listen()
         finally:
             os.seteuid(0)
-        line = one_line(lambda: asyncio.run(greet(paths, "me", False, settings)))
+        line = one_line(lambda: asyncio.run(greet(paths, "me", False, Reach("cpu"), settings)))
         assert "runs as user nobody" in line
         assert "ipc://" in line
         hasty = replace(settings, handshake_timeout_s=0.1)
-        line = one_line(lambda: asyncio.run(greet(paths, "me", True, hasty)))
+        line = one_line(lambda: asyncio.run(greet(paths, "me", True, Reach("cpu"), hasty)))
         assert "has not answered" in line
     paths.door.unlink()

@@ -22,8 +22,13 @@ def test_help_names_the_subcommands(swiftcache: Any) -> None:
     assert "status" in done.stdout
 
 
-def test_neither_subcommand_waits_for_torch(child_env: Any, settings: Any) -> None:
-    script = "import sys, swiftcache_tier.cli; print('torch' in sys.modules)"
+def test_the_command_starts_light_and_with_one_thread(child_env: Any, settings: Any) -> None:
+    """A donor that is owned forks, which a process of several threads must not."""
+    script = (
+        "import os, sys, swiftcache_tier.cli\n"
+        "print({'torch', 'numpy', 'cuda.bindings.driver'} & set(sys.modules),"
+        " len(os.listdir('/proc/self/task')))"
+    )
     done = subprocess.run(
         [sys.executable, "-c", script],
         env=child_env(settings),
@@ -32,7 +37,7 @@ def test_neither_subcommand_waits_for_torch(child_env: Any, settings: Any) -> No
         check=True,
         timeout=60,
     )
-    assert done.stdout == "False\n"
+    assert done.stdout == "set() 1\n"
 
 
 def test_a_donor_says_in_one_line_that_it_is_ready(start_donor: Any) -> None:
@@ -154,6 +159,8 @@ def test_status_shows_who_holds_what(
         "user": holder["user"],
         "extents": {"offered": 0, "lent": 4, "reclaiming": 0, "orphaned": 0},
         "bytes": 4 << 20,
+        "link": "host",
+        "gb_per_s": None,
     }
     assert line == {
         "name": "a",
@@ -161,6 +168,8 @@ def test_status_shows_who_holds_what(
         "state": "serving",
         "problem": None,
         "device": "host",
+        "device_uuid": None,
+        "device_model": None,
         "pid": donor.process.pid,
         "owner_pid": None,
         "extent_bytes": 1 << 20,
@@ -169,7 +178,7 @@ def test_status_shows_who_holds_what(
         "bytes_lent": 4 << 20,
     }
     table = swiftcache("status").stdout
-    for word in ("a", "serving", "4 MiB", "4 lent", "chat[1]", str(receiver.process.pid)):
+    for word in ("a", "serving", "LINK", "4 MiB", "4 lent", "chat[1]", str(receiver.process.pid)):
         assert word in table
 
 

@@ -159,15 +159,59 @@ def test_a_receiver_that_is_late_with_a_reclaim_keeps_the_memory_until_it_is_don
 
 
 def test_an_owned_donor_ends_with_its_owner(
-    start_receiver: Any, swiftcache: Any, runtime_dir: Any, wait_for: Any
+    start_receiver: Any, runtime_dir: Any, wait_for: Any
 ) -> None:
+    """Also when all of its owner's tree is killed at once, which is how servers end."""
     receiver = start_receiver("first", "host=2MiB")
     assert receiver("fill", 1) == 16
-    (donor,) = psutil.Process(receiver.process.pid).children()
-    (paths,) = runtime_dir.glob("*.fds")
-    receiver.signal(signal.SIGKILL)
-    donor.wait(timeout=60)
-    wait_for(lambda: not any(runtime_dir.iterdir()), f"{paths} and its like are removed")
+    (donor,) = (psutil.Process(d["pid"]) for d in receiver("status")["donors"])
+    assert f"{receiver.process.pid}" in donor.cmdline()
+    assert os.getsid(donor.pid) == donor.pid
+    owner = psutil.Process(receiver.process.pid)
+    tree = owner.children(recursive=True)
+    assert donor not in tree
+    for process in [*tree, owner]:
+        process.kill()
+    wait_for(lambda: has_ended(donor), "the donor has ended")
+    wait_for(lambda: not any(runtime_dir.iterdir()), "its sockets are removed")
+
+
+def test_an_owner_that_ends_at_once_leaves_no_donor(
+    runtime_dir: Any, settings: Any, child_env: Any, wait_for: Any
+) -> None:
+    """Wherever the donor's start has got to by then."""
+    script = (
+        "import os, subprocess, sys, time\n"
+        "command = [sys.executable, '-m', 'swiftcache_tier', 'donor', *sys.argv[2:]]\n"
+        "subprocess.Popen([*command, '--owner-pid', str(os.getpid())])\n"
+        "time.sleep(float(sys.argv[1]))\n"
+    )
+    flags = ["--device", "host", "--size", "1MiB", "--runtime-dir", str(runtime_dir)]
+    for lifetime_s in ("0", "0.1", "0.3", "0.6"):
+        subprocess.run(
+            [sys.executable, "-c", script, lifetime_s, *flags],
+            env=child_env(settings),
+            capture_output=True,  # returns at the end of all that write there
+            timeout=60,
+            check=True,
+        )
+        assert list(runtime_dir.iterdir()) == []
+
+
+def test_an_owned_donor_that_does_not_end_is_killed(start_tier: Any, settings: Any) -> None:
+    user = start_tier("host=1MiB", settings=replace(settings, owned_end_timeout_s=0.2))
+    (donor,) = (psutil.Process(d["pid"]) for d in user.tier.status()["donors"])
+    donor.suspend()
+    user.tier.close()
+    assert has_ended(donor)
+
+
+def has_ended(process: psutil.Process) -> bool:
+    """Whoever is its parent by now may not have asked for its exit status yet."""
+    try:
+        return bool(process.status() == psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:
+        return True
 
 
 def test_an_owned_donor_serves_its_owner_alone(

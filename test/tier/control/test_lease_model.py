@@ -97,6 +97,8 @@ class Session:
     offers: list[tuple[Offer, list[int]]] = field(default_factory=list)
     heard: list[ToDonor] = field(default_factory=list)
     """All that has reached the donor, to come again."""
+    taking: Iterator[None] | None = None
+    """An offer that is being mapped, piece by piece."""
     offered: list[tuple[Offer, list[int]]] = field(default_factory=list)
     """All offers that were made, to come again."""
     lost: bool = False
@@ -127,13 +129,24 @@ class Session:
     def take_offer(self, offer: Offer, places: list[int]) -> None:
         if self.lost:
             return  # the connection is closed
-        outcome = self.lent.offer(offer, places)
-        for slot in outcome.mapped:
-            self.range.mapped[slot * EXTENT_BYTES].clean = False
-        if outcome.accept:
-            self.to_donor.append(Accept(self.token, offer.grant, outcome.accept))
-        if outcome.decline:
-            self.to_donor.append(Decline(self.token, offer.grant, outcome.decline))
+        self.finish_offer()
+        self.taking = self.pieces(offer, places)
+        next(self.taking)
+
+    def pieces(self, offer: Offer, places: list[int]) -> Iterator[None]:
+        for outcome in self.lent.offer(offer, places):
+            for slot in outcome.mapped:
+                self.range.mapped[slot * EXTENT_BYTES].clean = False
+            if outcome.accept:
+                self.to_donor.append(Accept(self.token, offer.grant, outcome.accept))
+            if outcome.decline:
+                self.to_donor.append(Decline(self.token, offer.grant, outcome.decline))
+            yield
+
+    def finish_offer(self) -> None:
+        for _ in self.taking or ():
+            pass
+        self.taking = None
 
     def take(self, message: ToReceiver) -> None:
         match message:
@@ -151,13 +164,16 @@ class Session:
 
     def vacate(self, slots: set[int]) -> None:
         self.to_vacate -= slots
-        for grant, released in self.lent.release(slots).items():
-            self.to_donor.append(Released(self.token, grant, released))
+        self.lent.release(slots)
+        while unmapped := self.lent.unmap_some():
+            for grant, released in unmapped.items():
+                self.to_donor.append(Released(self.token, grant, released))
 
     def give_up(self) -> None:
         """Everything is to be vacated, then the donor is told."""
         if not self.lost:
             self.lost = True
+            self.taking = None
             self.lent.lose()
             self.to_vacate = {offset // EXTENT_BYTES for offset in self.range.mapped}
 
@@ -172,6 +188,7 @@ class Session:
         while self.alive() and not self.over and (self.offers or self.to_receiver):
             if self.offers:
                 self.take_offer(*self.offers.pop(0))
+                self.finish_offer()
             else:
                 self.take(self.to_receiver.pop(0))
         if vacate and self.alive():
@@ -223,7 +240,7 @@ class World:
             receiver=receiver,
             process=self.processes[receiver],
             range=memory,
-            lent=LentExtents(memory, 0, EXTENT_BYTES, EXTENTS),
+            lent=LentExtents(memory, 0, EXTENT_BYTES, EXTENTS, slice_s=0.0),
         )
         with contextlib.suppress(MessageError):  # it is draining
             donor.lender.join(
@@ -347,6 +364,11 @@ class Leases(RuleBasedStateMachine):
         for session in self.pick([s for s in self.world.live() if s.offers], place):
             which %= len(session.offers)
             session.take_offer(*(session.offers[which] if keep else session.offers.pop(which)))
+
+    @rule(place=picks)
+    def an_offer_is_mapped_further(self, place: int) -> None:
+        for session in self.pick([s for s in self.world.live() if s.taking], place):
+            next(session.taking, None)
 
     @rule(place=picks, which=picks)
     def an_old_message_comes_again(self, place: int, which: int) -> None:

@@ -42,6 +42,7 @@ def test_a_child_process_gets_the_same(heartbeat_s: float, extent: int, extents:
         ("SWIFTCACHE_SESSIONS_MAX", "1.5"),
         ("SWIFTCACHE_EXTENTS_PER_MESSAGE", "254"),
         ("SWIFTCACHE_MESSAGE_BYTES_MAX", "100"),
+        ("SWIFTCACHE_ADDRESS_SPACE_BYTES", "1000000"),
     ],
 )
 def test_a_value_that_cannot_work_is_named(variable: str, value: str) -> None:

@@ -154,12 +154,20 @@ def test_descriptors_of_something_else(
     assert addresses.mapped_bytes == 0
 
 
-def test_an_extent_that_is_too_small(
-    driver: FakeDriver, addresses: CudaAddressRange, descriptor: int
+@pytest.mark.parametrize("result", ["CUDA_ERROR_NOT_SUPPORTED", "CUDA_ERROR_INVALID_VALUE"])
+def test_an_extent_of_another_size(
+    driver: FakeDriver, addresses: CudaAddressRange, result: str
 ) -> None:
-    with pytest.raises(SwiftCacheError, match="holds less"):
-        addresses.map(0, descriptor, 2 * GRANULARITY)
-    addresses.map(0, descriptor, GRANULARITY)
+    driver.wrong_size_result = getattr(cu.CUresult, result)
+    extent = CudaArena(1, context_idle_s=None).create(2 * GRANULARITY)
+    descriptor = extent.share()
+    handles = driver.handles
+    for size_bytes in (GRANULARITY, 3 * GRANULARITY):
+        with pytest.raises(SwiftCacheError, match=f"is of another size .*{result}"):
+            addresses.map(0, descriptor, size_bytes)
+    assert driver.handles == handles
+    addresses.map(0, descriptor, 2 * GRANULARITY)
+    os.close(descriptor)
 
 
 def test_memory_of_a_gpu_that_is_hidden(

@@ -89,7 +89,7 @@ def test_what_a_receiver_on_a_gpu_can_be_lent(driver: FakeDriver) -> None:
 def test_what_a_receiver_on_a_cpu_can_be_lent() -> None:
     addresses = address_range_for("cpu", 16 * PAGE)
     assert addresses.names == ["host"]
-    assert addresses.window("host") == (0, 16 * PAGE)
+    assert addresses.window("host") == (0, 16 * PAGE, PAGE)
     with pytest.raises(ValueError, match="'cuda'"):
         addresses.window("cuda")
     addresses.close()
@@ -109,6 +109,8 @@ def test_receivers_that_cannot_be(driver: FakeDriver) -> None:
 
 class Reserved(AddressRange):
     """A range that only has a place."""
+
+    granularity_bytes = PAGE
 
     def __init__(self, base: int, size_bytes: int) -> None:
         self.base, self.size_bytes = base, size_bytes
@@ -138,7 +140,7 @@ def test_blocks_and_extents_are_aligned_in_every_part(
     joined = JoinedAddressRange(parts, GRANULARITY)
     step = math.lcm(block_bytes, GRANULARITY)
     for name, part in parts.items():
-        start, end = joined.window(name)
+        start, end, _ = joined.window(name)
         offset = -(-start // step) * step
         geometry = DonorGeometry(block_bytes, 32 * GRANULARITY, 2, offset)
         address = joined.base + geometry.first_block * block_bytes

@@ -69,13 +69,18 @@ def test_impossible_geometry_is_refused(sizes: tuple[int, int, int, int]) -> Non
 @given(
     block_bytes=st.integers(1, 50),
     granularity_bytes=st.sampled_from([1, 4, 16]),
+    start=st.integers(0, 300),
     steps=st.lists(st.one_of(st.integers(1, 300), st.none()), max_size=30),
     data=st.data(),
 )
 def test_donors_get_the_first_place_where_blocks_and_extents_may_start(
-    block_bytes: int, granularity_bytes: int, steps: list[int | None], data: st.DataObject
+    block_bytes: int,
+    granularity_bytes: int,
+    start: int,
+    steps: list[int | None],
+    data: st.DataObject,
 ) -> None:
-    space = SubRanges(1000)
+    space = SubRanges(1000, start)
     taken: dict[int, int] = {}
     for size_bytes in steps:
         if size_bytes is None:
@@ -86,7 +91,7 @@ def test_donors_get_the_first_place_where_blocks_and_extents_may_start(
             continue
         places = (
             place
-            for place in range(1000 - size_bytes + 1)
+            for place in range(start, start + 1000 - size_bytes + 1)
             if place % block_bytes == 0
             and place % granularity_bytes == 0
             and all(place + size_bytes <= o or o + s <= place for o, s in taken.items())

@@ -12,6 +12,7 @@ installed ``sglang`` package and overwrites no file of it.
 ``hooks``                   the one list of hooks on SGLang, each with its reason
 ``startup_check``           the server does not start unless every hook took
 ``donor_kv_cache``          ``DonorKVCache``: the host pool whose slots are donor blocks
+``paths``                   kernels or copy engines, operation by operation
 ``donor_radix_cache``       ``DonorRadixCache``: the radix tree over device and donors
 ``vacate``                  giving memory back: move, forget or drop the blocks in it
 ``tier_stats``              what ``/server_info`` reports

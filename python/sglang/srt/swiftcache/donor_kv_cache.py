@@ -13,7 +13,8 @@ from sglang.srt.mem_cache.memory_pool import MHATokenToKVPool
 from sglang.srt.mem_cache.pool_host.base import HostKVCache
 from sglang.srt.runtime_context import get_server_args
 
-from swiftcache_kernel import BlockLayout, copy_blocks, gather_layer, scatter_layer
+from sglang.srt.swiftcache.paths import PathChooser
+from swiftcache_kernel import BlockLayout, LayerTransfer, PoolBuffers, copy_blocks
 from swiftcache_tier.errors import SwiftCacheError
 from swiftcache_tier.receiver.tier import DonorTier
 from swiftcache_tier.settings import Settings
@@ -23,13 +24,13 @@ from swiftcache_tier.spec import parse_specs
 logger = logging.getLogger(__name__)
 
 
-class _Transfer(NamedTuple):
-    """Where one operation copies: the same for each of its layers."""
+class _Operation(NamedTuple):
+    """One load or store of SGLang's controller, resolved on its first layer."""
 
     host_indices: torch.Tensor
     device_indices: torch.Tensor
-    table: torch.Tensor  # int64 [blocks], addresses
-    pages: torch.Tensor  # int64 [blocks], pages of the device pool
+    first: LayerTransfer
+    rest: LayerTransfer
 
 
 class DonorKVCache(HostKVCache):
@@ -81,7 +82,9 @@ class DonorKVCache(HostKVCache):
         self.loaded_bytes = 0
         self.stored_bytes = 0
         self._page_offsets = torch.arange(page_size, dtype=torch.int64)
-        self._transfer: _Transfer | None = None
+        self._buffers = PoolBuffers(self.block_layout, device_pool.k_buffer, device_pool.v_buffer)
+        self._on_gpu = self._buffers.device.type == "cuda"
+        self._operation: _Operation | None = None
 
         args = get_server_args()
         self.settings = Settings.from_env()
@@ -91,8 +94,10 @@ class DonorKVCache(HostKVCache):
             settings=self.settings,
             runtime_dir=Path(args.swiftcache_runtime_dir),
             receiver_name=f"{Path(args.served_model_name).name}:{args.port}",
+            device=str(self._buffers.device),
         )
         self.tier.start()
+        self._paths = PathChooser(args.swiftcache_io_backend, self._buffers, self.tier)
         logger.info(
             "SwiftCache tier: %d blocks of %s (%d tokens, %s) from %d donor(s), device pool: "
             "%d tokens",
@@ -135,11 +140,13 @@ class DonorKVCache(HostKVCache):
 
     def clear(self) -> None:
         """Free every slot: the tree was flushed. The memory stays with this server."""
-        self._transfer = None
+        self._operation = None
+        self._wait_for_transfers()
         self.tier.free_all()
 
     def destroy(self) -> None:
         """Return all memory to the donors and end those this server owns. Idempotent."""
+        self._wait_for_transfers()
         self.tier.close()
 
     def blocks_of(self, indices: torch.Tensor) -> np.ndarray:
@@ -152,12 +159,17 @@ class DonorKVCache(HostKVCache):
         return (first + self._page_offsets).view(-1)
 
     def copy_blocks(self, source: np.ndarray, target: np.ndarray) -> None:
-        """Copy whole blocks inside the tier; ids int64 [n], targets distinct and not sources."""
+        """Copy whole blocks inside the tier; ids int64 [n], targets distinct and not sources.
+
+        Has finished on return, so that the sources may be given back.
+        """
+        tables = (torch.from_numpy(self.tier.addresses(ids)) for ids in (source, target))
         copy_blocks(
-            torch.from_numpy(self.tier.addresses(source)),
-            torch.from_numpy(self.tier.addresses(target)),
+            *(table.to(self._buffers.device) for table in tables),
             block_bytes=self.block_layout.block_bytes,
         )
+        if self._on_gpu:
+            torch.cuda.current_stream(self._buffers.device).synchronize()
 
     def load_to_device_per_layer(
         self,
@@ -167,20 +179,13 @@ class DonorKVCache(HostKVCache):
         layer_id: int,
         io_backend: str,
     ) -> None:
-        """Copy one layer, donors -> device, on the current (load) stream.
+        """Queue the copy of one layer, donors -> device, on the current (load) stream.
 
-        Both index tensors int64 [tokens], whole pages in the same order.
+        Both index tensors int64 [tokens], whole pages in the same order; host indices on the CPU.
         """
-        transfer = self._resolve(host_indices, device_indices)
-        gather_layer(
-            transfer.table,
-            transfer.pages,
-            device_pool.k_buffer[layer_id],
-            device_pool.v_buffer[layer_id],
-            layout=self.block_layout,
-            layer=layer_id,
-        )
-        self.loaded_bytes += len(transfer.table) * self.block_layout.layer_bytes
+        operation = self._resolve(host_indices, device_indices)
+        (operation.rest if layer_id else operation.first).gather(layer_id)
+        self.loaded_bytes += operation.first.blocks * self.block_layout.layer_bytes
 
     def backup_from_device_all_layer(
         self,
@@ -189,35 +194,38 @@ class DonorKVCache(HostKVCache):
         device_indices: torch.Tensor,
         io_backend: str,
     ) -> None:
-        """Copy all layers, device -> donors, on the current (write) stream.
+        """Queue the copy of all layers, device -> donors, on the current (write) stream.
 
-        Both index tensors int64 [tokens], whole pages in the same order.
+        Both index tensors int64 [tokens], whole pages in the same order; host indices on the CPU.
         """
-        transfer = self._resolve(host_indices, device_indices)
-        for layer in range(self.layer_num):
-            scatter_layer(
-                transfer.table,
-                transfer.pages,
-                device_pool.k_buffer[layer],
-                device_pool.v_buffer[layer],
-                layout=self.block_layout,
-                layer=layer,
-            )
-        self.stored_bytes += len(transfer.table) * self.block_layout.block_bytes
+        operation = self._resolve(host_indices, device_indices)
+        operation.rest.scatter_all()
+        self.stored_bytes += operation.rest.blocks * self.block_layout.block_bytes
 
-    def _resolve(self, host_indices: torch.Tensor, device_indices: torch.Tensor) -> _Transfer:
-        """Addresses and pages of an operation; computed on its first layer, kept for the rest."""
-        last = self._transfer
+    def _resolve(self, host_indices: torch.Tensor, device_indices: torch.Tensor) -> _Operation:
+        """Addresses, pages and paths of an operation; made on its first layer, kept for the rest.
+
+        What is allocated on the GPU belongs to the current stream, which is the one that uses it,
+        so it may be dropped as soon as the last copy is queued. The index tensors are the
+        controller's, which keeps them alive (``record_stream``).
+        """
+        last = self._operation
         if (
             last is None
             or last.host_indices is not host_indices
             or last.device_indices is not device_indices
         ):
-            table = torch.from_numpy(self.tier.addresses(self.blocks_of(host_indices)))
+            addresses = self.tier.addresses(self.blocks_of(host_indices))
+            table = torch.from_numpy(addresses).to(self._buffers.device)
             pages = device_indices.view(-1, self.page_size)[:, 0] // self.page_size
-            last = _Transfer(host_indices, device_indices, table, pages)
-            self._transfer = last
+            first, rest = self._paths.transfers(addresses, table, pages)
+            last = self._operation = _Operation(host_indices, device_indices, first, rest)
         return last
+
+    def _wait_for_transfers(self) -> None:
+        """Until here, copies that nobody tracks any more may still read or write donor memory."""
+        if self._on_gpu:
+            torch.cuda.synchronize(self._buffers.device)
 
     # A storage tier below the donors is refused at start, so nothing asks for these.
 
@@ -236,7 +244,9 @@ class DonorKVCache(HostKVCache):
 
 def _require_covered(pool: Any) -> None:
     # By exact type: every subclass (fp4, mxfp8, page-major, ...) stores more or elsewhere.
-    if type(pool) is not MHATokenToKVPool or pool.kv_cache_layout != "nhd":
+    covered = type(pool) is MHATokenToKVPool and pool.kv_cache_layout == "nhd"
+    # buffers without memory of their own until the graphs are captured could not be looked at now
+    if not covered or pool.post_capture_active:
         layout = getattr(pool, "kv_cache_layout", "its own")
         raise SwiftCacheError(
             f"--swiftcache-donors does not cover {type(pool).__name__} in {layout} layout: "

@@ -120,11 +120,16 @@ def normalize(args: Any) -> None:
         args.swiftcache_donors = []
     elif isinstance(donors, str):
         args.swiftcache_donors = donors.split()
-    if args.swiftcache_donors is None and args.swiftcache_runtime_dir is not None:
-        raise SwiftCacheError(
-            "--swiftcache-runtime-dir has no effect without --swiftcache-donors: add the one or "
-            "drop the other"
-        )
+    if args.swiftcache_donors is not None:
+        return
+    for flag, is_given in (
+        ("--swiftcache-runtime-dir", args.swiftcache_runtime_dir is not None),
+        ("--swiftcache-io-backend", args.swiftcache_io_backend != "auto"),
+    ):
+        if is_given:
+            raise SwiftCacheError(
+                f"{flag} has no effect without --swiftcache-donors: add the one or drop the other"
+            )
 
 
 def check_before(args: Any) -> None:
@@ -157,9 +162,9 @@ def check_before(args: Any) -> None:
 
 def check_device(args: Any) -> None:
     """Check the device, once SGLang has found out which it is."""
-    if args.device != "cpu":
+    if args.device not in ("cpu", "cuda"):
         raise SwiftCacheError(
-            f"--swiftcache-donors does not run on --device {args.device} yet: use --device cpu"
+            f"--swiftcache-donors does not run on --device {args.device}: use cuda or cpu"
         )
 
 

@@ -40,6 +40,16 @@ def _host_pool_class(original: Callable[[Any], type], device_pool: Any) -> type:
     return DonorKVCache
 
 
+def _keep_donor_indices(
+    original: Callable[..., Any], controller: Any, host_indices: Any, device_indices: Any
+) -> Any:
+    from sglang.srt.swiftcache.donor_kv_cache import DonorKVCache
+
+    if isinstance(controller.mem_pool_host, DonorKVCache):
+        return host_indices, device_indices
+    return original(controller, host_indices, device_indices)
+
+
 def _add_tier_state(output: Any, scheduler: Any, *_: Any) -> None:
     from sglang.srt.swiftcache.donor_radix_cache import DonorRadixCache
 
@@ -77,6 +87,14 @@ HOOKS = (
         reason="HiRadixCache builds its host pool itself, from the class this function names",
         on_upgrade="HiRadixCache.__init__: still calls it, with (pool, ratio, size, page_size, "
         "layout, allocator_type=)",
+    ),
+    Hook(
+        "sglang.srt.managers.cache_controller.HiCacheController.move_indices",
+        HookType.AROUND,
+        _keep_donor_indices,
+        reason="donor blocks are looked up on the host: their indices must not go to the GPU, from "
+        "where reading them back would wait for it",
+        on_upgrade="still the only place where start_loading and start_writing move indices",
     ),
     Hook(
         "sglang.srt.managers.scheduler.Scheduler.get_internal_state",

@@ -19,6 +19,7 @@ from sglang.srt.swiftcache import BACKEND_NAME, cpu_engine, flag_checks
 from swiftcache_tier.errors import SwiftCacheError
 
 EXIT_BAD_FLAG = 2
+IO_BACKENDS = ("auto", "kernel", "copy")
 
 DONORS_HELP = (
     "Keep radix-prefix KV in memory lent by donors instead of in host RAM. SPECs: 'auto' (the "
@@ -29,6 +30,10 @@ DONORS_HELP = (
 RUNTIME_DIR_HELP = (
     "Directory in which SwiftCache donors and receivers meet. Default: $SWIFTCACHE_RUNTIME_DIR, "
     "else $XDG_RUNTIME_DIR/swiftcache, else /tmp/swiftcache-UID."
+)
+IO_BACKEND_HELP = (
+    "What moves KV between this GPU and donors: 'kernel' (on the SMs), 'copy' (the copy engines) "
+    "or 'auto' (what was faster when measured at start, by size). Without effect on a CPU."
 )
 
 # (name, type, default). The types are objects, not strings: SGLang would resolve strings in a
@@ -43,6 +48,11 @@ _FIELDS: list[tuple[str, Any, Any]] = [
         "swiftcache_runtime_dir",
         A[Optional[str], Arg(help=RUNTIME_DIR_HELP), NS("memory")],  # noqa: UP045
         None,
+    ),
+    (
+        "swiftcache_io_backend",
+        A[str, Arg(help=IO_BACKEND_HELP, choices=list(IO_BACKENDS)), NS("memory")],
+        "auto",
     ),
 ]
 

@@ -1,0 +1,96 @@
+"""What moves the blocks of one operation: the kernels or the copy engines."""
+
+from __future__ import annotations
+
+import logging
+
+import numpy as np
+import torch
+
+from swiftcache_kernel import (
+    COPY_ENGINE,
+    KERNEL,
+    TWO_H200S,
+    LayerTransfer,
+    Path,
+    PathTable,
+    PoolBuffers,
+    Runs,
+    find_runs,
+    layer_transfer,
+)
+from swiftcache_tier.receiver.tier import DonorTier
+
+logger = logging.getLogger(__name__)
+
+MEASURED_BLOCKS = 1024
+# The copy engine needs the pages on the host, for which the load stream is waited for: only where
+# a layer takes so long that this does not count.
+COPY_ENGINE_MIN_LAYER_BYTES = 128 << 20
+
+
+class PathChooser:
+    """Chooses by size and by whether compute runs beside the copy. Scheduler thread only."""
+
+    def __init__(self, io_backend: str, buffers: PoolBuffers, tier: DonorTier) -> None:
+        """``io_backend``: the flag. On a GPU, ``auto`` measures the paths first (some seconds,
+        nearly all of them compiling); it overwrites pages of the pool, which must be unused."""
+        self._io_backend = io_backend
+        self._buffers = buffers
+        self._table = TWO_H200S
+        if buffers.device.type == "cuda" and io_backend == "auto":
+            self._table = _measure(buffers, tier) or TWO_H200S
+            logger.info("SwiftCache paths: %s", self._table)
+
+    def transfers(
+        self, addresses: np.ndarray, table: torch.Tensor, pages: torch.Tensor
+    ) -> tuple[LayerTransfer, LayerTransfer]:
+        """For the first layer of a load, which nothing hides, and for everything else.
+
+        addresses: int64 [blocks] on the host; ``table`` the same, and ``pages`` their pages of the
+        pool, on the pool's device.
+        """
+        runs = self._runs(addresses, pages)
+        paths = [self._choose(len(addresses), runs, busy) for busy in (False, True)]
+        first = layer_transfer(table, pages, self._buffers, path=paths[0], runs=runs)
+        if paths[1] == paths[0]:
+            return first, first
+        return first, layer_transfer(table, pages, self._buffers, path=paths[1], runs=runs)
+
+    def _runs(self, addresses: np.ndarray, pages: torch.Tensor) -> Runs | None:
+        if self._buffers.device.type == "cpu" or self._io_backend == "kernel":
+            return None
+        layer_bytes = len(addresses) * self._buffers.layout.layer_bytes
+        if self._io_backend == "auto" and layer_bytes < COPY_ENGINE_MIN_LAYER_BYTES:
+            return None
+        return find_runs(addresses, pages.cpu().numpy(), self._buffers.layout.block_bytes)
+
+    def _choose(self, blocks: int, runs: Runs | None, compute_running: bool) -> Path:
+        if self._io_backend != "auto":
+            return COPY_ENGINE if self._io_backend == "copy" else KERNEL
+        return self._table.choose(
+            blocks,
+            None if runs is None else len(runs),
+            self._buffers.layout.layer_bytes,
+            compute_running,
+        )
+
+
+def _measure(buffers: PoolBuffers, tier: DonorTier) -> PathTable | None:
+    """Time the paths over the longest run of free blocks among the first that are handed out."""
+    from swiftcache_kernel.measure import measure_paths
+
+    blocks = tier.alloc(min(tier.free_blocks, 4 * MEASURED_BLOCKS))
+    if blocks is None or blocks.size == 0:
+        return None
+    ordered = np.sort(blocks)
+    pieces = np.split(ordered, np.flatnonzero(np.diff(ordered) != 1) + 1)
+    longest = max(pieces, key=len)[:MEASURED_BLOCKS]
+    try:
+        return measure_paths(
+            int(tier.addresses(longest[:1])[0]),
+            len(longest) * buffers.layout.block_bytes,
+            buffers,
+        )
+    finally:
+        tier.free(blocks)
