@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from swiftcache_kernel.base import LayerTransfer
 from swiftcache_kernel.block_copy import copy_blocks
+from swiftcache_kernel.checksum import block_checksums, page_checksums
 from swiftcache_kernel.dispatch import gather_layer, layer_transfer, scatter_layer
 from swiftcache_kernel.layout import BlockLayout
 from swiftcache_kernel.paths import COPY_ENGINE, KERNEL, TWO_H200S, Path, PathTable
@@ -25,9 +26,11 @@ __all__ = [
     "PathTable",
     "PoolBuffers",
     "Runs",
+    "block_checksums",
     "copy_blocks",
     "find_runs",
     "gather_layer",
     "layer_transfer",
+    "page_checksums",
     "scatter_layer",
 ]

@@ -13,7 +13,10 @@ logger = logging.getLogger(__name__)
 
 
 class ExtentStore:
-    """All extents of a donor, made at once; host memory costs RAM only where it was written."""
+    """All extents of a donor, made at once.
+
+    Memory of a GPU is taken and zeroed then; host memory costs RAM only where it was written.
+    """
 
     def __init__(self, arena: Arena, extent_bytes: int, extents: int) -> None:
         """Raises SwiftCacheError when the system refuses; nothing is kept then."""

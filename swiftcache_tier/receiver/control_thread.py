@@ -103,8 +103,8 @@ class ControlThread:
             return True
         self._loop.call_soon_threadsafe(self._stop.set)
         settings = self._settings
-        # Each part of leaving keeps its own deadline.
-        patience_s = 2 * (settings.leave_timeout_s + settings.owned_end_timeout_s)
+        # Each part of leaving keeps its own deadlines, of which these are more than the sum.
+        patience_s = 3 * (settings.leave_timeout_s + settings.owned_end_timeout_s)
         while True:
             progress = self._links.progress
             self._thread.join(patience_s)

@@ -48,6 +48,8 @@ class LentExtents:
         self._to_unmap: set[int] = set()
         self.held = 0
         """Extents that are mapped."""
+        self.problem: str | None = None
+        """Why an extent could not be mapped, the last time that one could not."""
 
     def offer(self, offer: Offer, descriptors: Sequence[int]) -> Iterator[OfferOutcome]:
         """Map what is new, slice by slice; what was yielded is to be answered before the next.
@@ -95,11 +97,6 @@ class LentExtents:
         """Nothing uses any slot any more."""
         self.release(self._ledger.held())
 
-    @property
-    def to_unmap(self) -> int:
-        """Extents that are released and still mapped."""
-        return len(self._to_unmap)
-
     def unmap_some(self) -> dict[int, list[int]]:
         """Unmap released slots for one slice of time. Returns those that are unmapped, by grant.
 
@@ -144,6 +141,7 @@ class LentExtents:
             self._address_range.map(self._place(slot), descriptor, self._extent_bytes)
         except (SwiftCacheError, OSError) as error:
             logger.error("extent %d of an offer is declined, and those after it: %s", slot, error)
+            self.problem = str(error)
             self._ledger.declined(answer.new)
             outcome.decline.append(slot)
             return False

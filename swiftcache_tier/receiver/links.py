@@ -190,6 +190,10 @@ class Links:
         complete = await self._wait_while_it_moves([settled], self._settings.join_timeout_s)
         if link.lent.held and not complete:
             logger.warning("donor SPEC %s: %d extents so far, more may come", spec, link.lent.held)
+        if link.lent.held == 0 and link.lent.problem is not None:
+            raise SwiftCacheError(
+                f"donor SPEC {spec}: its memory cannot be mapped: {link.lent.problem}"
+            )
         if link.lent.held == 0:
             raise SwiftCacheError(
                 f"donor SPEC {spec}: granted no memory within {self._settings.join_timeout_s:g} s: "

@@ -156,6 +156,14 @@ class DonorTier:
         """For each block the key of the donor it lies on, int64; see `donor_names`."""
         return self._pool.donor_of(ids)
 
+    def in_gpu_memory(self, ids: np.ndarray) -> bool:
+        """Whether all these blocks lie in memory of GPUs, and none in host memory."""
+        if "cuda" not in self._address_range.names:
+            return False
+        window = self._address_range.window("cuda")
+        offsets = ids * self.block_bytes
+        return bool(np.all((offsets >= window.start_bytes) & (offsets < window.end_bytes)))
+
     def donor_names(self) -> dict[int, str]:
         """Names of donors by key. A donor that comes back has a new key and the same name."""
         return {key: donation.joined.name for key, donation in self._donations.items()}
@@ -207,11 +215,14 @@ class DonorTier:
             return
         self._closed = True
         self._to_finish.clear()
-        if self._control.stop():
-            self._address_range.close()
-            self._control.events.clear()
-        else:
+        if not self._control.stop():
             logger.error("the control thread did not end: donor memory stays mapped")
+            return
+        self._control.events.clear()
+        try:
+            self._address_range.close()
+        except OSError as error:  # a GPU that has failed, most likely
+            logger.error("donor memory stays mapped until this process ends: %s", error)
 
     def _take(self, event: Event) -> None:
         match event:

@@ -14,5 +14,5 @@ with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TRITON_INTERPRET", "1")
     # The interpreter loads Gluon at the first launch, and Gluon asks for Triton's own setting.
     importlib.import_module("triton.experimental.gluon")
-    for kernels in ("triton_kernels", "triton_block_copy"):
+    for kernels in ("triton_kernels", "triton_block_copy", "triton_checksum"):
         importlib.import_module(f"swiftcache_kernel.{kernels}")

@@ -53,26 +53,35 @@ class Driver:
 
 triton.runtime.driver.set_active(Driver())
 torch.cuda.device = contextlib.nullcontext
-from swiftcache_kernel import BlockLayout, triton_block_copy, triton_kernels
+from types import SimpleNamespace
+from swiftcache_kernel import BlockLayout, triton_block_copy, triton_checksum, triton_kernels
 
 layout, gpu = BlockLayout(36, 16, 2048, 2048), torch.device("cuda:0")
+pool = SimpleNamespace(layout=layout, alignment_bytes=16, device=gpu)
 if verb in ("gather", "scatter"):
     bound = triton_kernels.bind_layer(layout, 16, blocks, programs, gpu, gather=verb == "gather")
     bound("TABLE", "PAGES", blocks, 1 << 40, 1 << 41, 0)
     bound("TABLE", "PAGES", blocks, 1 << 10, 1 << 42, 35)
 elif verb == "compile-kernels":
-    from types import SimpleNamespace
     from swiftcache_kernel.kernel_transfer import compile_kernels
 
-    compile_kernels(SimpleNamespace(layout=layout, alignment_bytes=16, device=gpu))
+    compile_kernels(pool)
+    triton_checksum.compile_checksums(pool)
     triton.JITFunction.warmup = None  # from here on, whatever is not compiled fails
     for grid in (1, 8, 16, 17, 32, 64):
         for gather in (True, False):
             triton_kernels.bind_layer(layout, 16, blocks, grid, gpu, gather=gather)
         triton_kernels.bind_scatter_all(layout, 16, blocks, grid, gpu)
+        triton_checksum.bind_blocks(layout, blocks, grid, gpu)
+        triton_checksum.bind_pages(pool, blocks, grid)
 elif verb == "scatter-all":
     bound = triton_kernels.bind_scatter_all(layout, 16, blocks, programs, gpu)
     bound("TABLE", "PAGES", blocks, "ADDRESSES", 36)
+elif verb == "block-checksums":
+    triton_checksum.bind_blocks(layout, blocks, programs, gpu)("TABLE", "SUMS", blocks)
+elif verb == "page-checksums":
+    bound = triton_checksum.bind_pages(pool, blocks, programs)
+    bound("PAGES", "SUMS", blocks, "ADDRESSES", 36)
 else:
     # Not through `copy_blocks`, which looks at tensors.
     numbers = torch.arange(blocks)
@@ -161,4 +170,24 @@ def test_all_layers_are_one_launch(tmp_path: Path) -> None:
 
 def test_what_is_compiled_ahead_is_all_that_transfers_launch(tmp_path: Path) -> None:
     assert run(tmp_path, 90, "compile-kernels", 1, blocks=100) == []
-    assert len(list(tmp_path.rglob("*.ptx"))) == 6
+    assert len(list(tmp_path.rglob("*.ptx"))) == 8
+
+
+@pytest.mark.parametrize("architecture", [80, 90])
+@pytest.mark.parametrize(
+    ("verb", "types"),
+    [
+        ("block-checksums", ["*i64", "*i64", "i32"]),
+        ("page-checksums", ["*i64", "*i64", "i32", "*i64", "i32"]),
+    ],
+)
+def test_checksums_read_ahead_and_add_up_once_a_tile(
+    verb: str, types: list[str], architecture: int, tmp_path: Path
+) -> None:
+    [call], ptx = launched(tmp_path, architecture, verb, 32, blocks=100)
+    assert call["types"] == types + ["constexpr"] * (len(call["types"]) - len(types))
+    assert call["grid"] == [32, 1, 1]
+    # Four accesses of 16 bytes in each thread to a tile: two tiles before the loop, one in it.
+    assert len(re.findall(r"cp\.async\.cg\.shared\.global .*, (?:0x10|16)\b", ptx)) == 3 * 4
+    [addition] = re.findall(r"\batom\.global\S*|\bred\.global\S*", ptx)
+    assert addition.endswith(".add.u64")

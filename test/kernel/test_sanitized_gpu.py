@@ -7,7 +7,13 @@ import torch
 from kernel.cases import Shape, bytes_of
 from kernel.gpu_cases import donor_memory, gpu_pool, needs_gpu, on_gpu
 
-from swiftcache_kernel import Path, copy_blocks, layer_transfer
+from swiftcache_kernel import (
+    Path,
+    block_checksums,
+    copy_blocks,
+    layer_transfer,
+    page_checksums,
+)
 
 pytestmark = needs_gpu
 
@@ -53,3 +59,14 @@ def test_blocks(block_bytes: int) -> None:
     copy_blocks(*tables, block_bytes=block_bytes)
     torch.cuda.synchronize()
     assert bytes_of(target) == bytes_of(source)
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_checksums(shape: Shape) -> None:
+    blocks = 5
+    memory = donor_memory(blocks * shape.layout.block_bytes, "cuda:0")
+    table = on_gpu([memory.data_ptr() + row * shape.layout.block_bytes for row in range(blocks)])
+    pool = gpu_pool(shape, blocks, seed=1)
+    pages = on_gpu([3, 0, 4, 2, 1])
+    layer_transfer(table, pages, pool).scatter_all()
+    assert block_checksums(table, shape.layout).tolist() == page_checksums(pages, pool).tolist()

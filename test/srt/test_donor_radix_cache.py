@@ -7,6 +7,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from sglang.srt.mem_cache.base_prefix_cache import EvictParams
 
 from support.kv_tree import Running, Tree
 
@@ -182,16 +183,27 @@ def test_a_corrupted_block_is_seen_by_these_tests() -> None:
 class TreeMachine(RuleBasedStateMachine):
     """Requests, aborts, evictions, flushes; donors that join, ask back and lend again."""
 
+    verify = False
+
     @initialize(
         policy=st.sampled_from(POLICIES),
         page_size=st.sampled_from([1, 4]),
         extent_bytes=st.sampled_from([4096, 8192]),
     )
     def begin(self, policy: str, page_size: int, extent_bytes: int) -> None:
-        self.tree = Tree(page_size, pages=20, policy=policy, extent_bytes=extent_bytes)
+        self.tree = Tree(
+            page_size, pages=20, policy=policy, extent_bytes=extent_bytes, verify=self.verify
+        )
         self.running: list[Running] = []
         self.lent: dict[int, set[int]] = {}
         self.back: dict[int, set[int]] = {}
+        # Most of what can go wrong needs memory to be there; donors that come later join as well.
+        self.join(1, 6)
+
+    @rule(prompts=st.lists(st.tuples(st.integers(0, 5), st.integers(1, 9)), min_size=1, max_size=6))
+    def whole_requests(self, prompts: list[tuple[int, int]]) -> None:
+        for kind, pages in prompts:
+            self.tree.run(prompt(kind, pages, self.tree.page_size))
 
     @rule(
         kind=st.integers(0, 5),
@@ -239,6 +251,10 @@ class TreeMachine(RuleBasedStateMachine):
     @rule()
     def step(self) -> None:
         self.tree.cache.check_hicache_events()
+
+    @rule(tokens=st.integers(1, 80))
+    def evict_device(self, tokens: int) -> None:
+        self.tree.cache.evict(EvictParams(num_tokens=tokens))
 
     @rule(tokens=st.integers(1, 40))
     def evict_host(self, tokens: int) -> None:

@@ -199,6 +199,21 @@ def test_a_runtime_dir_without_donors_has_no_effect_and_says_so(
     assert "--swiftcache-donors" in line
 
 
+def test_verify_is_off_unless_asked_for(tiny_model: Path, runtime_dir: Path) -> None:
+    argv = command_line(tiny_model, runtime_dir, "--swiftcache-donors", "host=64MiB")
+    assert prepare_server_args(argv).swiftcache_verify is False
+    assert prepare_server_args([*argv, "--swiftcache-verify"]).swiftcache_verify is True
+
+
+def test_verify_without_donors_has_no_effect_and_says_so(
+    tiny_model: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    argv = ["--model-path", str(tiny_model), "--device", "cpu", "--swiftcache-verify"]
+    line = refusal(capsys, argv)
+    assert "--swiftcache-verify" in line
+    assert "--swiftcache-donors" in line
+
+
 def test_engine_raises_instead_of_ending_the_program(tiny_model: Path, runtime_dir: Path) -> None:
     with pytest.raises(SwiftCacheError, match="nonsense"):
         ServerArgs(

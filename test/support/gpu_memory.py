@@ -101,6 +101,21 @@ class GpuView:
             call(cu.cuMemcpyDtoH, data.ctypes.data, address, count)
         return data.tobytes()
 
+    def read_rows(self, address: int, row: int, pitch: int, rows: int) -> bytes:
+        """The first `row` bytes of each `pitch`, in one copy of the copy engine."""
+        data = np.empty(rows * row, dtype=np.uint8)
+        copy = cu.CUDA_MEMCPY2D()
+        copy.srcMemoryType = cu.CUmemorytype.CU_MEMORYTYPE_UNIFIED
+        copy.srcDevice = address
+        copy.srcPitch = pitch
+        copy.dstMemoryType = cu.CUmemorytype.CU_MEMORYTYPE_HOST
+        copy.dstHost = data.ctypes.data
+        copy.dstPitch = copy.WidthInBytes = row
+        copy.Height = rows
+        with self._context.current():
+            call(cu.cuMemcpy2D, copy)
+        return data.tobytes()
+
     def write(self, address: int, data: bytes) -> None:
         buffer = ctypes.create_string_buffer(data, len(data))
         with self._context.current():

@@ -47,7 +47,13 @@ class Tree:
     """The cache, driven as SGLang's scheduler drives it."""
 
     def __init__(
-        self, page_size: int, pages: int, policy: str, *, extent_bytes: int = 8192
+        self,
+        page_size: int,
+        pages: int,
+        policy: str,
+        *,
+        extent_bytes: int = 8192,
+        verify: bool = False,
     ) -> None:
         self.page_size = page_size
         pool = MHATokenToKVPool(
@@ -69,6 +75,7 @@ class Tree:
             swiftcache_donors=[],
             swiftcache_runtime_dir="/nowhere",
             swiftcache_io_backend="auto",
+            swiftcache_verify=verify,
             served_model_name="tiny",
             port=1,
             hicache_ratio=2.0,

@@ -89,11 +89,20 @@ class LocalTier:
     def free_all(self) -> None:
         self.pool.free(self.pool.in_use())
 
+    def in_gpu_memory(self, ids: np.ndarray) -> bool:
+        return False
+
     def must_vacate(self) -> np.ndarray:
         return self.pool.retiring_in_use()
 
     def addresses(self, ids: np.ndarray) -> np.ndarray:
         return self._range.base + ids * self.block_bytes
+
+    def donor_of(self, ids: np.ndarray) -> np.ndarray:
+        return self.pool.donor_of(ids)
+
+    def donor_names(self) -> dict[int, str]:
+        return {key: f"donor-{key}" for key in self._offsets}
 
     @property
     def free_blocks(self) -> int:

@@ -199,7 +199,8 @@ def test_an_owner_that_ends_at_once_leaves_no_donor(
 
 
 def test_an_owned_donor_that_does_not_end_is_killed(start_tier: Any, settings: Any) -> None:
-    user = start_tier("host=1MiB", settings=replace(settings, owned_end_timeout_s=0.2))
+    hasty = replace(settings, owned_end_timeout_s=0.2, leave_timeout_s=0.2)
+    user = start_tier("host=1MiB", settings=hasty)
     (donor,) = (psutil.Process(d["pid"]) for d in user.tier.status()["donors"])
     donor.suspend()
     user.tier.close()

@@ -6,6 +6,7 @@ import logging
 import os
 import signal
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -23,7 +24,7 @@ from support.raw_memory import peek, poke
 from swiftcache_tier import topology
 from swiftcache_tier.errors import SwiftCacheError
 from swiftcache_tier.extents import cuda
-from swiftcache_tier.receiver import check_specs, reach
+from swiftcache_tier.receiver import check_specs, control_thread, reach
 from swiftcache_tier.spec import parse_specs
 
 FAKE_GPUS = Path(__file__).with_name("fake_gpus")
@@ -124,6 +125,9 @@ def test_memory_of_gpus_and_of_the_host_in_one_pool(
     assert np.array_equal(tier.addresses(ids), tier.base_address + ids * BLOCK)
     assert len(np.unique(ids)) == 96
     tier.check()
+    assert tier.in_gpu_memory(first)
+    assert not tier.in_gpu_memory(ids)
+    assert not tier.in_gpu_memory(rest)
 
 
 def test_status_tells_what_lies_between(
@@ -197,6 +201,52 @@ def test_a_gpu_donor_that_ends_gets_its_memory_back(
     assert gpu.wait() == 0
     assert "0 extents (0 B) are still with receivers" in gpu.log()
     assert user.tier.status()["reclaims"]["in_time"] == 1
+
+
+def test_memory_that_cannot_be_unmapped_yet_is_not_given_back(
+    driver: FakeDriver,
+    start_gpu_donor: Any,
+    start_gpu_tier: Any,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    donor = start_gpu_donor()
+    user = start_gpu_tier(donor.spec)
+    with driver.fail("cuMemUnmap", cu.CUresult.CUDA_ERROR_UNKNOWN):
+        donor.signal(signal.SIGTERM)
+        user.poll_for(lambda: user.tier.total_blocks == 0, "all is to be given back")
+        user.poll_for(lambda: "cannot be unmapped yet" in caplog.text, "it is tried")
+        assert donor.extents("reclaiming") == 4
+    user.poll_for(lambda: donor.process.poll() is not None, "it is tried again")
+    assert donor.wait() == 0
+
+
+def test_a_tier_ends_though_its_gpu_has_failed(
+    driver: FakeDriver,
+    start_gpu_donor: Any,
+    start_gpu_tier: Any,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    donor = start_gpu_donor()
+    user = start_gpu_tier(donor.spec)
+    broken = cu.CUresult.CUDA_ERROR_ILLEGAL_ADDRESS
+    with driver.fail("cuMemUnmap", broken):
+        user.tier.close()
+    assert "donor memory stays mapped until this process ends" in caplog.text
+    assert donor.extents("free") == 0, "it is not lent to others meanwhile"
+    driver.mappings.clear()
+    driver.reservations.clear()
+    driver.contexts[0] = 0
+
+
+def test_memory_that_cannot_be_mapped(
+    driver: FakeDriver, start_gpu_donor: Any, start_gpu_tier: Any, one_line: Any, settings: Any
+) -> None:
+    donor = start_gpu_donor()
+    hasty = replace(settings, join_timeout_s=0.5)
+    with driver.fail("cuMemSetAccess", cu.CUresult.CUDA_ERROR_NOT_PERMITTED):
+        line = one_line(lambda: start_gpu_tier(donor.spec, settings=hasty))
+    assert "cannot be mapped: " in line
+    assert "NOT_PERMITTED" in line
 
 
 def test_the_next_owner_of_gpu_memory_reads_zeros(
@@ -307,12 +357,29 @@ def test_slow_mapping_keeps_nobody_waiting(
         return register(*arguments)
 
     monkeypatch.setattr(cu, "cuMemHostRegister", slowly)
-    hasty = replace(settings, lost_after_s=2.0, join_timeout_s=2.0, offer_timeout_s=2.0)
-    donor = start_donor("a", "24MiB", settings=hasty)
-    user = start_gpu_tier(donor.spec, settings=hasty)
-    assert user.tier.total_blocks == 192
-    assert "silent" not in donor.log()
-    assert "asked" not in donor.log()
+    hasty = replace(settings, lost_after_s=2.0, join_timeout_s=2.0, extents_per_message=24)
+    large, other = (start_donor(*what, settings=hasty) for what in (("a", "24MiB"), ("b", "1MiB")))
+    user = start_gpu_tier(large.spec, other.spec, settings=hasty)
+    assert user.tier.total_blocks == 200
+    for donor in (large, other):
+        assert "silent" not in donor.log()
+        assert donor.extents("lent") == (24 if donor is large else 1)
+
+
+def test_the_control_thread_runs_near_the_gpu(
+    start_gpu_tier: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here = topology.Gpu(gpu_uuid(0), "GPU 0", "0000:10:00.0", numa_node=1, pcie=None)
+    monkeypatch.setattr(reach, "find_gpu", lambda *_: here)
+    pinned: dict[str, int | None] = {}
+
+    def pin(node: int | None) -> bool:
+        pinned[threading.current_thread().name] = node
+        return True
+
+    monkeypatch.setattr(control_thread, "pin_thread_to_numa_node", pin)
+    start_gpu_tier("host=1MiB")
+    assert pinned == {"swiftcache-control": 1}
 
 
 def test_blocks_are_placed_by_what_was_measured(

@@ -14,6 +14,7 @@ from sglang.srt.mem_cache.pool_host.base import HostKVCache
 from sglang.srt.runtime_context import get_server_args
 
 from sglang.srt.swiftcache.paths import PathChooser
+from sglang.srt.swiftcache.verify import BlockChecksums
 from swiftcache_kernel import BlockLayout, LayerTransfer, PoolBuffers, copy_blocks
 from swiftcache_tier.errors import SwiftCacheError
 from swiftcache_tier.receiver.tier import DonorTier
@@ -98,6 +99,7 @@ class DonorKVCache(HostKVCache):
         )
         self.tier.start()
         self._paths = PathChooser(args.swiftcache_io_backend, self._buffers, self.tier)
+        self.checksums = BlockChecksums(self._buffers) if args.swiftcache_verify else None
         logger.info(
             "SwiftCache tier: %d blocks of %s (%d tokens, %s) from %d donor(s), device pool: "
             "%d tokens",
@@ -135,7 +137,10 @@ class DonorKVCache(HostKVCache):
     def free(self, indices: torch.Tensor) -> int:
         """Give slots back, whole pages. Returns their number."""
         if indices.numel():
-            self.tier.free(self.blocks_of(indices))
+            blocks = self.blocks_of(indices)
+            self.tier.free(blocks)
+            if self.checksums is not None:
+                self.checksums.forget(blocks)
         return indices.numel()
 
     def clear(self) -> None:
@@ -143,6 +148,8 @@ class DonorKVCache(HostKVCache):
         self._operation = None
         self._wait_for_transfers()
         self.tier.free_all()
+        if self.checksums is not None:
+            self.checksums.clear()
 
     def destroy(self) -> None:
         """Return all memory to the donors and end those this server owns. Idempotent."""
@@ -161,7 +168,7 @@ class DonorKVCache(HostKVCache):
     def copy_blocks(self, source: np.ndarray, target: np.ndarray) -> None:
         """Copy whole blocks inside the tier; ids int64 [n], targets distinct and not sources.
 
-        Has finished on return, so that the sources may be given back.
+        Has finished on return, so that the sources may be given back, to the tier itself.
         """
         tables = (torch.from_numpy(self.tier.addresses(ids)) for ids in (source, target))
         copy_blocks(
@@ -170,6 +177,8 @@ class DonorKVCache(HostKVCache):
         )
         if self._on_gpu:
             torch.cuda.current_stream(self._buffers.device).synchronize()
+        if self.checksums is not None:
+            self.checksums.move(source, target)
 
     def load_to_device_per_layer(
         self,
@@ -200,6 +209,8 @@ class DonorKVCache(HostKVCache):
         """
         operation = self._resolve(host_indices, device_indices)
         operation.rest.scatter_all()
+        if self.checksums is not None:
+            self.checksums.record(self.blocks_of(host_indices), operation.rest.pages)
         self.stored_bytes += operation.rest.blocks * self.block_layout.block_bytes
 
     def _resolve(self, host_indices: torch.Tensor, device_indices: torch.Tensor) -> _Operation:
@@ -215,10 +226,8 @@ class DonorKVCache(HostKVCache):
             or last.host_indices is not host_indices
             or last.device_indices is not device_indices
         ):
-            addresses = self.tier.addresses(self.blocks_of(host_indices))
-            table = torch.from_numpy(addresses).to(self._buffers.device)
             pages = device_indices.view(-1, self.page_size)[:, 0] // self.page_size
-            first, rest = self._paths.transfers(addresses, table, pages)
+            first, rest = self._paths.transfers(self.blocks_of(host_indices), pages)
             last = self._operation = _Operation(host_indices, device_indices, first, rest)
         return last
 

@@ -10,6 +10,7 @@ from sglang.srt.mem_cache.hiradix_cache import HiRadixCache
 from sglang.srt.swiftcache.donor_kv_cache import DonorKVCache
 from sglang.srt.swiftcache.tier_stats import TierStats
 from sglang.srt.swiftcache.vacate import Vacater
+from sglang.srt.swiftcache.verify import LoadVerifier
 
 if TYPE_CHECKING:
     from sglang.srt.mem_cache.base_prefix_cache import InitLoadBackParams
@@ -32,6 +33,8 @@ class DonorRadixCache(HiRadixCache):
         self.stats = TierStats()
         super().__init__(params=params, server_args=server_args)
         self._vacater = Vacater(self)
+        checksums = self.tier_pool.checksums
+        self._verifier = None if checksums is None else LoadVerifier(self, self._vacater, checksums)
 
     @property
     def tier_pool(self) -> DonorKVCache:
@@ -44,7 +47,11 @@ class DonorRadixCache(HiRadixCache):
         self._vacater.step()
 
     def init_load_back(self, params: InitLoadBackParams) -> tuple[torch.Tensor, TreeNode]:
+        if self._verifier is not None:
+            params = self._verifier.before_load(params)
         loaded, last_node = super().init_load_back(params)
+        if self._verifier is not None:
+            loaded, last_node = self._verifier.after_load(loaded, last_node)
         if params.req is not None:
             # A hit that was too short or found no device room is recomputed: report it so.
             params.req.host_hit_length = len(loaded)

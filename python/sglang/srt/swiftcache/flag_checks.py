@@ -125,6 +125,7 @@ def normalize(args: Any) -> None:
     for flag, is_given in (
         ("--swiftcache-runtime-dir", args.swiftcache_runtime_dir is not None),
         ("--swiftcache-io-backend", args.swiftcache_io_backend != "auto"),
+        ("--swiftcache-verify", args.swiftcache_verify),
     ):
         if is_given:
             raise SwiftCacheError(
@@ -133,16 +134,14 @@ def normalize(args: Any) -> None:
 
 
 def check_before(args: Any) -> None:
-    """Check flags and donors before SGLang resolves its own arguments. Allocates nothing.
+    """Check the flags before SGLang resolves its own arguments.
 
     Raises:
-        SwiftCacheError: a flag that cannot stand beside donors, a bad SPEC, more memory than
-            there is, a donor that does not exist or does not answer, an unsafe runtime directory.
+        SwiftCacheError: a flag that cannot stand beside donors, a SPEC that is none, an SGLang that
+            the hooks do not fit.
     """
     from sglang.srt.swiftcache import startup_check
     from swiftcache_tier.control.runtime_dir import default_runtime_dir
-    from swiftcache_tier.receiver.check import check_specs
-    from swiftcache_tier.settings import Settings
     from swiftcache_tier.spec import parse_specs
 
     for conflict in _CONFLICTS:
@@ -153,19 +152,33 @@ def check_before(args: Any) -> None:
     for field, default in _HOST_TIER_FLAGS.items():
         if getattr(args, field) != default:
             raise _host_tier_flag(field)
+    parse_specs(args.swiftcache_donors)
     startup_check.check()
-    specs = parse_specs(args.swiftcache_donors)
     # written back, so that the scheduler process and /server_info have the directory that counts
     args.swiftcache_runtime_dir = str(args.swiftcache_runtime_dir or default_runtime_dir())
-    check_specs(specs, Path(args.swiftcache_runtime_dir), Settings.from_env())
 
 
-def check_device(args: Any) -> None:
-    """Check the device, once SGLang has found out which it is."""
+def check_after(args: Any) -> None:
+    """Check device and donors, once SGLang knows the device. Allocates nothing.
+
+    Raises:
+        SwiftCacheError: a device that is not covered, more memory than there is, a donor that does
+            not exist, does not answer or cannot be reached, an unsafe runtime directory.
+    """
+    from swiftcache_tier.receiver.check import check_specs
+    from swiftcache_tier.settings import Settings
+    from swiftcache_tier.spec import parse_specs
+
     if args.device not in ("cpu", "cuda"):
         raise SwiftCacheError(
             f"--swiftcache-donors does not run on --device {args.device}: use cuda or cpu"
         )
+    check_specs(
+        parse_specs(args.swiftcache_donors),
+        Path(args.swiftcache_runtime_dir),
+        Settings.from_env(),
+        device="cpu" if args.device == "cpu" else f"cuda:{args.base_gpu_id}",
+    )
 
 
 def check_command_line(argv: Sequence[str]) -> None:

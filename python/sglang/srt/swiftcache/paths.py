@@ -37,37 +37,58 @@ class PathChooser:
         nearly all of them compiling); it overwrites pages of the pool, which must be unused."""
         self._io_backend = io_backend
         self._buffers = buffers
+        self._tier = tier
         self._table = TWO_H200S
         if buffers.device.type == "cuda" and io_backend == "auto":
             self._table = _measure(buffers, tier) or TWO_H200S
             logger.info("SwiftCache paths: %s", self._table)
 
     def transfers(
-        self, addresses: np.ndarray, table: torch.Tensor, pages: torch.Tensor
+        self, blocks: np.ndarray, pages: torch.Tensor
     ) -> tuple[LayerTransfer, LayerTransfer]:
         """For the first layer of a load, which nothing hides, and for everything else.
 
-        addresses: int64 [blocks] on the host; ``table`` the same, and ``pages`` their pages of the
-        pool, on the pool's device.
+        blocks: ids, int64 [blocks] on the host; pages: their pages of the pool, int64 [blocks] on
+        its device.
         """
-        runs = self._runs(addresses, pages)
-        paths = [self._choose(len(addresses), runs, busy) for busy in (False, True)]
+        addresses = self._tier.addresses(blocks)
+        table = self._upload(addresses)
+        runs = self._runs(blocks, addresses, pages)
+        paths = [self._choose(len(blocks), runs, busy) for busy in (False, True)]
         first = layer_transfer(table, pages, self._buffers, path=paths[0], runs=runs)
         if paths[1] == paths[0]:
             return first, first
         return first, layer_transfer(table, pages, self._buffers, path=paths[1], runs=runs)
 
-    def _runs(self, addresses: np.ndarray, pages: torch.Tensor) -> Runs | None:
-        if self._buffers.device.type == "cpu" or self._io_backend == "kernel":
+    def _upload(self, addresses: np.ndarray) -> torch.Tensor:
+        table = torch.from_numpy(addresses)
+        if self._buffers.device.type == "cpu":
+            return table
+        # From pageable memory the call would wait for the stream, which waits for the forward.
+        return table.pin_memory().to(self._buffers.device, non_blocking=True)
+
+    def _runs(self, blocks: np.ndarray, addresses: np.ndarray, pages: torch.Tensor) -> Runs | None:
+        """None where the copy engine is out of the question, which leaves the kernel."""
+        if self._io_backend == "kernel":
             return None
-        layer_bytes = len(addresses) * self._buffers.layout.layer_bytes
+        layer_bytes = len(blocks) * self._buffers.layout.layer_bytes
         if self._io_backend == "auto" and layer_bytes < COPY_ENGINE_MIN_LAYER_BYTES:
             return None
-        return find_runs(addresses, pages.cpu().numpy(), self._buffers.layout.block_bytes)
+        # One copy cannot span pieces of host memory that were locked one by one.
+        if not self._tier.in_gpu_memory(blocks):
+            return None
+        return find_runs(
+            addresses,
+            pages.cpu().numpy(),
+            self._buffers.layout.block_bytes,
+            self._tier.donor_of(blocks),
+        )
 
     def _choose(self, blocks: int, runs: Runs | None, compute_running: bool) -> Path:
+        if self._io_backend == "copy" and runs is not None:
+            return COPY_ENGINE
         if self._io_backend != "auto":
-            return COPY_ENGINE if self._io_backend == "copy" else KERNEL
+            return KERNEL
         return self._table.choose(
             blocks,
             None if runs is None else len(runs),

@@ -35,6 +35,11 @@ IO_BACKEND_HELP = (
     "What moves KV between this GPU and donors: 'kernel' (on the SMs), 'copy' (the copy engines) "
     "or 'auto' (what was faster when measured at start, by size). Without effect on a CPU."
 )
+VERIFY_HELP = (
+    "Check every block restored from donors against a checksum that was taken when it was stored; "
+    "a mismatch is counted, logged and recomputed. For debugging and doubtful memory: loads no "
+    "longer overlap the prefill, and every block is read three times more."
+)
 
 # (name, type, default). The types are objects, not strings: SGLang would resolve strings in a
 # module of its own.
@@ -54,6 +59,7 @@ _FIELDS: list[tuple[str, Any, Any]] = [
         A[str, Arg(help=IO_BACKEND_HELP, choices=list(IO_BACKENDS)), NS("memory")],
         "auto",
     ),
+    ("swiftcache_verify", A[bool, Arg(help=VERIFY_HELP), NS("memory")], False),
 ]
 
 
@@ -98,7 +104,7 @@ def _with_swiftcache(post_init: Callable[[Any], None]) -> Callable[[Any], None]:
         self.enable_hierarchical_cache = True
         self.radix_cache_backend = BACKEND_NAME
         post_init(self)
-        flag_checks.check_device(self)
+        flag_checks.check_after(self)
 
     return with_swiftcache
 

@@ -13,6 +13,7 @@ class TierStats:
 
     ``hit_tokens`` and ``hits`` are by tier: tokens, and requests with at least one such token.
     ``lost_blocks`` is by cause: ``reclaimed`` (asked back and nowhere to go), ``donor_lost``.
+    ``corrupt_blocks`` were not what had been stored, and became misses (``verify``).
     """
 
     requests: int = 0
@@ -21,6 +22,7 @@ class TierStats:
     recomputed_tokens: int = 0
     moved_blocks: int = 0
     lost_blocks: int = 0
+    corrupt_blocks: int = 0
 
     def count_requests(self, requests: Iterable[Any]) -> None:
         """``requests``: SGLang ``Req`` objects whose prefill batch has just been prepared."""
@@ -43,4 +45,5 @@ class TierStats:
             "recomputed_tokens": self.recomputed_tokens,
             "moved_blocks": self.moved_blocks,
             "lost_blocks": self.lost_blocks,
+            "corrupt_blocks": self.corrupt_blocks,
         }
