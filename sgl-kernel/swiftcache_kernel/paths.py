@@ -144,8 +144,8 @@ TWO_H200S = PathTable(
     source="not measured here, as between two H200s over NVLink",
     layer_bytes=64 << 10,
     kernel=(
-        # A stand-in: another kernel, with 64 KiB under way in each program.
-        KernelTimes(8, _samples(28.0, 93.8, 398.2, 1657.0)),
+        # Timed up to 1024 blocks; the last is four times that.
+        KernelTimes(8, _samples(19.0, 57.3, 268.4, 1073.6)),
         KernelTimes(16, _samples(19.7, 57.4, 229.8, 933.2)),
         KernelTimes(32, _samples(18.4, 54.1, 194.6, 755.2)),
         KernelTimes(64, _samples(18.2, 53.4, 192.3, 749.8)),

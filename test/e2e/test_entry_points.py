@@ -10,7 +10,14 @@ from pathlib import Path
 
 import pytest
 
-FLAGS = ("--swiftcache-donors", "--swiftcache-runtime-dir")
+from support.processes import wait_until
+
+FLAGS = (
+    "--swiftcache-donors",
+    "--swiftcache-runtime-dir",
+    "--swiftcache-io-backend",
+    "--swiftcache-verify",
+)
 DEADLINE_S = 240.0
 
 
@@ -124,6 +131,8 @@ def result(tmp_path: Path, program: str, model: Path) -> dict[str, object]:
     done = run(sys.executable, str(script), str(model), str(runtime_dir))
     lines = [x for x in done.stdout.splitlines() if x.startswith("RESULT")]
     assert lines, done.stderr[-3000:]
+    # the owned donor ends when its server has, and takes its sockets with it
+    wait_until(lambda: not list(runtime_dir.iterdir()), 30.0, "nothing is left of the donor")
     found: dict[str, object] = json.loads(lines[-1].removeprefix("RESULT"))
     return found
 

@@ -32,8 +32,11 @@ def refusal(capsys: pytest.CaptureFixture[str], argv: list[str]) -> str:
     with pytest.raises(SystemExit) as exit_:
         prepare_server_args(argv)
     assert exit_.value.code == 2
-    lines = [x for x in capsys.readouterr().err.splitlines() if x.startswith("swiftcache: ")]
-    assert len(lines) == 1, lines
+    printed = capsys.readouterr().err
+    assert "Traceback" not in printed
+    lines = [x for x in printed.splitlines() if x.startswith("swiftcache: ")]
+    assert len(lines) == 1, printed
+    assert printed.rstrip().endswith(lines[0]), "the reason is not what is read last"
     return lines[0]
 
 
@@ -56,6 +59,26 @@ def test_specs_and_runtime_dir_from_yaml(tiny_model: Path, tmp_path: Path) -> No
     args = prepare_server_args(["--config", str(config)])
     assert args.swiftcache_donors == ["host=64MiB"]
     assert args.swiftcache_runtime_dir == str(tmp_path / "rt")
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"), [("", []), (" true", []), (" false", None), (" auto", ["auto"])]
+)
+def test_yaml_can_say_what_the_flag_alone_says(
+    tiny_model: Path, tmp_path: Path, value: str, expected: list[str] | None
+) -> None:
+    config = tmp_path / "server.yaml"
+    config.write_text(f"swiftcache-donors:{value}\ndevice: cpu\nattention-backend: torch_native\n")
+    args = prepare_server_args(["--model-path", str(tiny_model), "--config", str(config)])
+    assert args.swiftcache_donors == expected
+
+
+def test_a_relative_runtime_dir_is_made_absolute(
+    tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    args = prepare_server_args(command_line(tiny_model, Path("rel/rt"), "--swiftcache-donors"))
+    assert args.swiftcache_runtime_dir == str(tmp_path / "rel" / "rt")
 
 
 @pytest.mark.parametrize("value", [True, "auto", ["auto"], []])
@@ -124,6 +147,16 @@ def test_checking_allocates_and_leaves_nothing(tiny_model: Path, runtime_dir: Pa
         (["--kv-cache-dtype", "fp4_e2m1"], "--kv-cache-dtype"),
         (["--disaggregation-mode", "prefill"], "--disaggregation-mode"),
         (["--enable-streaming-session"], "--enable-streaming-session"),
+        (["--hicache-rat", "2.0"], "--hicache-ratio"),
+        (["--dcp-size", "2"], "--dcp-size"),
+        (["--speculative-algorithm", "EAGLE"], "--speculative-algorithm"),
+        (["--enable-flexkv"], "--enable-flexkv"),
+        (["--enable-hisparse"], "--enable-hisparse"),
+        (["--enable-page-major-kv-layout"], "--enable-page-major-kv-layout"),
+        (["--enable-unified-memory"], "--enable-unified-memory"),
+        (["--dllm-algorithm", "LowConfidence"], "--dllm-algorithm"),
+        (["--page-size", "3"], "--page-size"),
+        (["--device", "xpu"], "--device"),
     ],
 )
 def test_flags_that_cannot_stand_beside_donors(

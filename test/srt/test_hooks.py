@@ -70,9 +70,28 @@ def test_without_donors_the_other_hooks_change_nothing() -> None:
     output = SimpleNamespace(internal_state={})
     hooks._add_tier_state(output, scheduler, None)
     assert output.internal_state == {}
+    indices = object(), object()
+    controller = SimpleNamespace(mem_pool_host=object())
+    moved = hooks._keep_donor_indices(lambda _, *given: ("moved", *given), controller, *indices)
+    assert moved == ("moved", *indices)
     request = SimpleNamespace()
     hooks._count_prefix_sources(None, SimpleNamespace(tree_cache=object(), reqs=[request]))
     assert vars(request) == {}
+
+
+def test_a_tier_that_cannot_be_built_is_one_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from sglang.srt.swiftcache import donor_radix_cache, plugin
+
+    def fails(**_: object) -> None:
+        raise SwiftCacheError("donor x granted no memory")
+
+    monkeypatch.setattr(donor_radix_cache, "DonorRadixCache", fails)
+    with pytest.raises(SystemExit) as exit_:
+        plugin.build_radix_cache(SimpleNamespace(params=None, server_args=None))  # type: ignore[arg-type]
+    assert exit_.value.code == 2
+    assert capsys.readouterr().err == "swiftcache: donor x granted no memory\n"
 
 
 def test_arguments_resolve_as_without_the_plugin(tiny_model: Path) -> None:
@@ -83,7 +102,8 @@ def test_arguments_resolve_as_without_the_plugin(tiny_model: Path) -> None:
     import sys
 
     program = (
-        "import json, dataclasses; from sglang.srt.server_args import ServerArgs;"
+        "import json; from sglang.srt.plugins import load_plugins; load_plugins();"
+        "from sglang.srt.server_args import ServerArgs;"
         f"a = ServerArgs(model_path={str(tiny_model)!r}, device='cuda', random_seed=1,"
         " attention_backend='triton', mem_fraction_static=0.8, port=31000, nccl_port=31001);"
         "print('ARGS' + json.dumps({k: repr(v) for k, v in vars(a).items()"

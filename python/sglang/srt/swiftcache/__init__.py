@@ -8,6 +8,7 @@ installed ``sglang`` package and overwrites no file of it.
 ``cpu_engine``              what the CPU engine needs on a machine without a CUDA driver
 ``server_flags``            the ``--swiftcache-*`` flags, as real ``ServerArgs`` fields
 ``flag_checks``             what may not stand beside ``--swiftcache-donors``
+``model_check``             model families that are not covered
 ``plugin``                  entry point of SGLang's plugin framework: hooks and cache backend
 ``hooks``                   the one list of hooks on SGLang, each with its reason
 ``startup_check``           the server does not start unless every hook took
@@ -22,3 +23,4 @@ installed ``sglang`` package and overwrites no file of it.
 
 SGLANG_VERSION = "0.5.17"
 BACKEND_NAME = "swiftcache"
+EXIT_BAD_INPUT = 2

@@ -5,6 +5,7 @@ Every check raises ``SwiftCacheError`` with one line: what was wrong and what to
 
 from __future__ import annotations
 
+import argparse
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -28,6 +29,16 @@ class _Conflict(NamedTuple):
 
 
 _CONFLICTS = (
+    _Conflict(
+        "--device other than cuda and cpu",
+        lambda a: a.device not in (None, "cuda", "cpu"),
+        "use cuda or cpu",
+    ),
+    _Conflict(
+        "--page-size that is no power of two",
+        lambda a: bool(a.page_size and a.page_size & (a.page_size - 1)),
+        "SGLang's allocator needs a power of two: use 1, 16 or 64",
+    ),
     _Conflict(
         "--disable-radix-cache",
         lambda a: a.disable_radix_cache,
@@ -90,7 +101,12 @@ _CONFLICTS = (
     ),
     _Conflict(
         "--enable-page-major-kv-layout",
-        lambda a: a.enable_page_major_kv_layout or a.enable_unified_memory,
+        lambda a: a.enable_page_major_kv_layout,
+        "the receiver's pool must be layer-major: drop the flag",
+    ),
+    _Conflict(
+        "--enable-unified-memory",
+        lambda a: a.enable_unified_memory,
         "the receiver's pool must be layer-major: drop the flag",
     ),
     _Conflict(
@@ -114,12 +130,18 @@ _CONFLICTS = (
 def normalize(args: Any) -> None:
     """Bring the field into one form: ``None`` (off) or a list of SPECs, ``[]`` meaning auto."""
     donors = args.swiftcache_donors
-    if donors is False:
-        args.swiftcache_donors = None
-    elif donors is True:
-        args.swiftcache_donors = []
-    elif isinstance(donors, str):
-        args.swiftcache_donors = donors.split()
+    if isinstance(donors, str):
+        donors = donors.split()
+    # a key of a YAML file arrives as the one word "None" (nothing follows), "True" or "False"
+    words = [str(word).lower() for word in donors] if isinstance(donors, list) else None
+    if donors is False or words == ["false"]:
+        donors = None
+    elif donors is True or words in (["true"], ["none"]):
+        donors = []
+    args.swiftcache_donors = donors
+    if args.swiftcache_runtime_dir is not None:
+        # the scheduler process may run elsewhere
+        args.swiftcache_runtime_dir = str(Path(args.swiftcache_runtime_dir).absolute())
     if args.swiftcache_donors is not None:
         return
     for flag, is_given in (
@@ -183,19 +205,25 @@ def check_after(args: Any) -> None:
 
 def check_command_line(argv: Sequence[str]) -> None:
     """Refuse HiCache's sizing flags even where they repeat the default value."""
-    words = {word.split("=", 1)[0] for word in argv}
-    for index, word in enumerate(argv):
-        if word == "--config" and index + 1 < len(argv):
-            words |= _config_flags(Path(argv[index + 1]))
+    given = _given(argv)
     for field in _HOST_TIER_FLAGS:
-        if "--" + field.replace("_", "-") in words:
+        if field in given:
             raise _host_tier_flag(field)
 
 
-def _config_flags(path: Path) -> set[str]:
-    import yaml
+def _given(argv: Sequence[str]) -> set[str]:
+    """The fields that a command line and its ``--config`` file set, told by SGLang's own parser."""
+    from sglang.srt.server_args import ServerArgs
+    from sglang.srt.server_args_config_parser import ConfigArgumentMerger
 
-    return {"--" + str(key).replace("_", "-") for key in yaml.safe_load(path.read_text()) or {}}
+    parser = argparse.ArgumentParser()
+    ServerArgs.add_cli_args(parser)
+    words = list(argv)
+    if "--config" in words:
+        words = ConfigArgumentMerger(parser).merge_config_with_args(words)
+    for action in parser._actions:
+        action.default = argparse.SUPPRESS
+    return set(vars(parser.parse_args(words)))
 
 
 def _host_tier_flag(field: str) -> SwiftCacheError:
@@ -204,23 +232,3 @@ def _host_tier_flag(field: str) -> SwiftCacheError:
         f"{flag} sets up HiCache's host tier, which --swiftcache-donors replaces: drop {flag} "
         "(the size of the tier is what the donors lend)"
     )
-
-
-def check_model(config: Any) -> None:
-    """Refuse, by name, a model family whose KV the tier does not cover. ``config``: ModelConfig."""
-    from sglang.srt.configs.hybrid_arch import mambaish_config
-    from sglang.srt.configs.model_config import AttentionArch
-
-    family = None
-    if config.attention_arch != AttentionArch.MHA:
-        family = "latent attention (MLA)"
-    elif config.is_hybrid_swa:
-        family = "sliding-window attention (SWA)"
-    elif mambaish_config(config) is not None:
-        family = "state-space or linear attention (Mamba and the like)"
-    if family is not None:
-        name = (config.hf_config.architectures or ["this model"])[0]
-        raise SwiftCacheError(
-            f"--swiftcache-donors does not cover {family}, which {name} uses: serve it without "
-            "the flag, or serve a model with full MHA or GQA attention"
-        )

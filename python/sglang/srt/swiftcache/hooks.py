@@ -66,9 +66,9 @@ def _count_prefix_sources(_: Any, batch: Any, *__: Any) -> None:
 
 def _refuse_uncovered_model(server_args: Any) -> None:
     if server_args.swiftcache_donors is not None:
-        from sglang.srt.swiftcache import flag_checks
+        from sglang.srt.swiftcache.model_check import check_model
 
-        flag_checks.check_model(server_args.get_model_config())
+        check_model(server_args.get_model_config())
 
 
 HOOKS = (

@@ -52,6 +52,9 @@ class PathChooser:
         its device.
         """
         addresses = self._tier.addresses(blocks)
+        if self._buffers.device.type == "cpu":
+            only = layer_transfer(torch.from_numpy(addresses), pages, self._buffers)
+            return only, only
         table = self._upload(addresses)
         runs = self._runs(blocks, addresses, pages)
         paths = [self._choose(len(blocks), runs, busy) for busy in (False, True)]
@@ -61,11 +64,9 @@ class PathChooser:
         return first, layer_transfer(table, pages, self._buffers, path=paths[1], runs=runs)
 
     def _upload(self, addresses: np.ndarray) -> torch.Tensor:
-        table = torch.from_numpy(addresses)
-        if self._buffers.device.type == "cpu":
-            return table
         # From pageable memory the call would wait for the stream, which waits for the forward.
-        return table.pin_memory().to(self._buffers.device, non_blocking=True)
+        pinned = torch.from_numpy(addresses).pin_memory()
+        return pinned.to(self._buffers.device, non_blocking=True)
 
     def _runs(self, blocks: np.ndarray, addresses: np.ndarray, pages: torch.Tensor) -> Runs | None:
         """None where the copy engine is out of the question, which leaves the kernel."""

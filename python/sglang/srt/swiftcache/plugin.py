@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING
 
 from sglang.srt.mem_cache.registry import register_radix_cache_backend
 from sglang.srt.plugins.hook_registry import HookRegistry
 
-from sglang.srt.swiftcache import BACKEND_NAME
+from sglang.srt.swiftcache import BACKEND_NAME, EXIT_BAD_INPUT
 from sglang.srt.swiftcache.hooks import HOOKS
+from swiftcache_tier.errors import SwiftCacheError
 
 if TYPE_CHECKING:
     from sglang.srt.mem_cache.registry import TreeCacheBuildContext
@@ -26,13 +28,17 @@ def register() -> None:
 def build_radix_cache(context: TreeCacheBuildContext) -> DonorRadixCache:
     """Build the cache in the scheduler process. Waits for the donors, up to ``join_timeout_s``.
 
-    Raises:
-        SwiftCacheError: the model's KV pool is of a kind the tier does not cover, or a donor named
-            by a SPEC did not grant its memory in time.
+    Ends the process, after one line on stderr, where the model's KV pool is of a kind the tier does
+    not cover, or a donor that was there when the flags were checked did not grant its memory.
     """
     from sglang.srt.swiftcache.donor_radix_cache import DonorRadixCache
 
-    cache = DonorRadixCache(params=context.params, server_args=context.server_args)
+    try:
+        cache = DonorRadixCache(params=context.params, server_args=context.server_args)
+    except SwiftCacheError as error:
+        # SGLang would print a traceback for an exception; the main process reports the exit.
+        print(f"swiftcache: {error}", file=sys.stderr, flush=True)
+        raise SystemExit(EXIT_BAD_INPUT) from None
     # the built-in chain does this for HiCache only: attention waits, layer by layer, for the loads
     context.tp_worker.register_hicache_layer_transfer_counter(
         cache.cache_controller.layer_done_counter

@@ -15,10 +15,9 @@ from typing import Any, Optional
 
 from sglang.srt.arg_groups.arg_utils import NS, A, Arg, namespace_of, resolvable_fields
 
-from sglang.srt.swiftcache import BACKEND_NAME, cpu_engine, flag_checks
+from sglang.srt.swiftcache import BACKEND_NAME, EXIT_BAD_INPUT, cpu_engine, flag_checks
 from swiftcache_tier.errors import SwiftCacheError
 
-EXIT_BAD_FLAG = 2
 IO_BACKENDS = ("auto", "kernel", "copy")
 
 DONORS_HELP = (
@@ -121,6 +120,6 @@ def _one_line_errors(prepare: Callable[[Sequence[str]], Any]) -> Callable[[Seque
             return args
         except SwiftCacheError as error:
             print(f"swiftcache: {error}", file=sys.stderr, flush=True)
-            raise SystemExit(EXIT_BAD_FLAG) from None
+            raise SystemExit(EXIT_BAD_INPUT) from None
 
     return prepare_server_args
