@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import math
 import os
 from collections.abc import Mapping
@@ -11,7 +12,17 @@ from swiftcache_tier.errors import SwiftCacheError
 from swiftcache_tier.sizes import format_size, parse_size
 
 _PREFIX = "SWIFTCACHE_"
-_GPU_PAGE_BYTES = 2 << 20
+# Read elsewhere: they choose folders, and what examples run.
+_OTHER_VARIABLES = {
+    "SWIFTCACHE_CACHE",
+    "SWIFTCACHE_MASTER_MODEL",
+    "SWIFTCACHE_ROLE",
+    "SWIFTCACHE_RUNTIME_DIR",
+    "SWIFTCACHE_WORKER_MODELS",
+}
+
+GPU_PAGE_BYTES = 2 << 20
+"""Memory of a GPU is taken, lent and mapped in multiples of this."""
 
 
 @dataclass(frozen=True)
@@ -105,10 +116,10 @@ class Settings:
                 f"{_variable('extents_per_message')} is {self.extents_per_message}: expected at "
                 f"most 253, the descriptors that Linux lets one message carry"
             )
-        if self.address_space_bytes % _GPU_PAGE_BYTES:
+        if self.address_space_bytes % GPU_PAGE_BYTES:
             raise SwiftCacheError(
                 f"{_variable('address_space_bytes')} is {self.address_space_bytes} bytes: expected "
-                f"a multiple of {format_size(_GPU_PAGE_BYTES)}, the pages of GPU memory"
+                f"a multiple of {format_size(GPU_PAGE_BYTES)}, the pages of GPU memory"
             )
         if self.message_bytes_max < 4 << 10:
             raise SwiftCacheError(
@@ -118,7 +129,11 @@ class Settings:
 
     @classmethod
     def from_env(cls, environ: Mapping[str, str] = os.environ) -> Settings:
-        """The defaults, with what `environ` sets. Raises SwiftCacheError naming the variable."""
+        """The defaults, with what `environ` sets.
+
+        Raises SwiftCacheError naming the variable, also for one that is misspelt.
+        """
+        _check_names(environ)
         values: dict[str, float] = {}
         for field in fields(cls):
             text = environ.get(_variable(field.name))
@@ -133,6 +148,17 @@ class Settings:
 
 def _variable(name: str) -> str:
     return _PREFIX + name.upper()
+
+
+def _check_names(environ: Mapping[str, str]) -> None:
+    known = {_variable(field.name) for field in fields(Settings)} | _OTHER_VARIABLES
+    unknown = min((n for n in environ if n.startswith(_PREFIX) and n not in known), default=None)
+    if unknown is not None:
+        (nearest,) = difflib.get_close_matches(unknown, sorted(known), n=1, cutoff=0.0)
+        raise SwiftCacheError(
+            f"environment variable {unknown} is not known: expected one like {nearest}; correct "
+            f"its name or unset it"
+        )
 
 
 def _parse(name: str, whole: bool, text: str) -> float:

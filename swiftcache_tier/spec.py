@@ -19,6 +19,9 @@ LEGAL_FORMS = "auto, host=8GiB, cuda:1=40GiB or ipc:///path/of/a/donor"
 _OWNED = re.compile(r"(host|cuda:(?:0|[1-9][0-9]{0,3}))=(.*)")
 _IPC_PREFIX = "ipc://"
 
+DOOR_SUFFIX = ".fds"
+CONTROL_SUFFIX = ".ctl"
+
 
 @dataclass(frozen=True)
 class DonorSpec:
@@ -26,7 +29,8 @@ class DonorSpec:
 
     `auto`: every donor in the runtime directory, else host memory sized from what is free.
     `host` and `cuda`: a donor that the receiver starts and owns, of `size_bytes` on `device`
-    ("host" or "cuda:N"). `ipc`: the running donor at `path`, absolute and normalised.
+    ("host" or "cuda:N"). `ipc`: the running donor at `path`, absolute and normalised, without the
+    suffix of either of its sockets.
     """
 
     kind: SpecKind
@@ -109,4 +113,6 @@ def _donor_path(text: str, path: str) -> Path:
         raise SwiftCacheError(
             f"donor SPEC {text!r} has no absolute path: write it as ipc:///path/of/a/donor"
         )
-    return Path(os.path.normpath("/" + path.lstrip("/")))
+    donor = Path(os.path.normpath("/" + path.lstrip("/")))
+    # A user may name the donor, or either of its sockets as a folder lists them.
+    return donor.with_suffix("") if donor.suffix in (DOOR_SUFFIX, CONTROL_SUFFIX) else donor

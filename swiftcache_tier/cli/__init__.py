@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
+from typing import NoReturn
 
 from swiftcache_tier.cli import donor, status
 from swiftcache_tier.errors import SwiftCacheError
@@ -15,9 +16,17 @@ _SUBCOMMANDS = (donor, status)
 _USAGE_ERROR = 2
 
 
+class _Parser(argparse.ArgumentParser):
+    """Says in one line what is wrong; subcommands have parsers of this class too."""
+
+    def error(self, message: str) -> NoReturn:
+        line = " ".join(message.splitlines())
+        self.exit(_USAGE_ERROR, f"swiftcache: {line}; see {self.prog} --help\n")
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run `swiftcache` with `argv` (default: the process's own). Returns the exit status."""
-    parser = argparse.ArgumentParser(
+    parser = _Parser(
         prog="swiftcache",
         description="Lend idle memory of this machine to SGLang servers that run on it.",
     )

@@ -11,12 +11,17 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-from swiftcache_tier.control.runtime_dir import DonorPaths
+from swiftcache_tier.control.runtime_dir import NAME_ANOTHER, DonorPaths
 from swiftcache_tier.errors import SwiftCacheError
 
 
 class NoDonor(SwiftCacheError):
     """Nobody answers at a donor's address."""
+
+    def __init__(self, message: str, *, is_vacant: bool) -> None:
+        """`is_vacant`: no program listens there, so that a donor may take the place."""
+        super().__init__(message)
+        self.is_vacant = is_vacant
 
 
 def take_door(
@@ -32,8 +37,7 @@ def take_door(
             return _listen(paths, backlog, mode)
     except OSError as error:
         raise SwiftCacheError(
-            f"no socket can be made at {paths.door}: {error.strerror}; choose another folder with "
-            f"--runtime-dir or SWIFTCACHE_RUNTIME_DIR"
+            f"no socket can be made at {paths.door}: {error.strerror}; {NAME_ANOTHER}"
         ) from error
 
 
@@ -52,7 +56,7 @@ def connect_door(paths: DonorPaths) -> socket.socket:
             connection.setblocking(False)
             connection.connect(str(paths.door))
         except OSError as error:
-            raise NoDonor(_why_not(paths, error)) from error
+            raise _no_donor(paths, error) from error
         on_failure.pop_all()
     return connection
 
@@ -61,7 +65,7 @@ def _listen(paths: DonorPaths, backlog: int, mode: int) -> socket.socket:
     try:
         connect_door(paths).close()
     except NoDonor as error:
-        if not _is_vacant(error.__cause__):
+        if not error.is_vacant:
             raise SwiftCacheError(
                 f"donor name {paths.name!r} is taken: {error}; choose another with --name"
             ) from error
@@ -83,13 +87,16 @@ def _listen(paths: DonorPaths, backlog: int, mode: int) -> socket.socket:
     return door
 
 
-def _is_vacant(cause: BaseException | None) -> bool:
-    """Whether a failed connect shows that no donor runs there."""
-    return isinstance(cause, OSError) and cause.errno in (errno.ENOENT, errno.ECONNREFUSED)
+def _no_donor(paths: DonorPaths, error: OSError) -> NoDonor:
+    number = error.errno
+    if number == errno.ECONNREFUSED and not paths.door.is_socket():
+        number = errno.ENOTSOCK  # Linux makes no difference, but that is no place to take
+    is_vacant = number in (errno.ENOENT, errno.ECONNREFUSED)
+    return NoDonor(_why_not(paths, number, str(error.strerror)), is_vacant=is_vacant)
 
 
-def _why_not(paths: DonorPaths, error: OSError) -> str:
-    match error.errno:
+def _why_not(paths: DonorPaths, number: int | None, problem: str) -> str:
+    match number:
         case errno.ENOENT | errno.ENOTDIR:
             return (
                 f"there is no donor at {paths.spec}: {paths.door} does not exist; start one "
@@ -105,7 +112,7 @@ def _why_not(paths: DonorPaths, error: OSError) -> str:
         case errno.EAGAIN:
             return f"the donor at {paths.spec} does not take connections: it is stopped or stuck"
         case _:
-            return f"the donor at {paths.spec} cannot be reached: {error.strerror}"
+            return f"the donor at {paths.spec} cannot be reached: {problem}"
 
 
 @contextmanager

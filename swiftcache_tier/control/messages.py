@@ -17,7 +17,7 @@ from msgspec import Meta, Struct
 from swiftcache_tier.errors import SwiftCacheError
 from swiftcache_tier.extents import FDS_PER_RECORD_MAX
 
-PROTOCOL: Final = 2
+PROTOCOL: Final = 3
 """Raised by one whenever either side could misread the other."""
 
 NAME_PATTERN: Final = r"\A[A-Za-z0-9][A-Za-z0-9._-]{0,63}\Z"
@@ -105,6 +105,8 @@ class StatusReply(Message, frozen=True):
     extent_bytes: _Bytes
     extents: dict[str, _Count]
     """By lease state."""
+    bytes_untaken: _Bytes
+    """Promised and not yet taken from the system: host memory takes RAM as it is written."""
     receivers: list[ReceiverStatus]
 
 

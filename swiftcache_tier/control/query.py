@@ -31,7 +31,8 @@ def query_status(paths: DonorPaths, settings: Settings) -> StatusReply:
     """The status of the donor at `paths`; blocks for `settings.status_timeout_s` at most.
 
     Raises NoDonor when nobody listens there, Unresponsive when no answer came in time,
-    MessageError when the donor refuses or speaks another version.
+    MessageError when the donor refuses or speaks another version, SwiftCacheError when what
+    answers is no donor.
     """
     with connect_door(paths) as connection:
         connection.settimeout(settings.status_timeout_s)
@@ -47,6 +48,8 @@ def query_status(paths: DonorPaths, settings: Settings) -> StatusReply:
             raise Unresponsive(
                 f"the donor at {paths.spec} closed the connection: {error.strerror}"
             ) from error
+        except SwiftCacheError as error:
+            raise SwiftCacheError(f"the donor at {paths.spec} sent no answer: {error}") from error
     for descriptor in record.descriptors:
         os.close(descriptor)
     reply = read_door(record.payload, paths, settings)

@@ -12,9 +12,11 @@ from typing import NamedTuple
 from swiftcache_tier.control.credentials import user_name
 from swiftcache_tier.control.messages import NAME_PATTERN
 from swiftcache_tier.errors import SwiftCacheError
+from swiftcache_tier.spec import CONTROL_SUFFIX, DOOR_SUFFIX
 
-_DOOR_SUFFIX = ".fds"
-_CONTROL_SUFFIX = ".ctl"
+NAME_ANOTHER = "name another runtime directory (SWIFTCACHE_RUNTIME_DIR)"
+"""What to do about one that cannot be used. The flags of servers and of this package differ."""
+
 # sun_path of sockaddr_un, less the zero at its end.
 _SOCKET_PATH_BYTES_MAX = 107
 
@@ -33,7 +35,7 @@ class DonorPaths(NamedTuple):
 
     @property
     def name(self) -> str:
-        return self.door.name.removesuffix(_DOOR_SUFFIX)
+        return self.door.name.removesuffix(DOOR_SUFFIX)
 
 
 def default_runtime_dir(environ: Mapping[str, str] = os.environ) -> Path:
@@ -52,8 +54,7 @@ def ensure_runtime_dir(path: Path) -> None:
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError as error:
         raise SwiftCacheError(
-            f"runtime directory {path} cannot be created: {error.strerror}; choose another with "
-            f"--runtime-dir or SWIFTCACHE_RUNTIME_DIR"
+            f"runtime directory {path} cannot be created: {error.strerror}; {NAME_ANOTHER}"
         ) from error
     check_runtime_dir(path)
 
@@ -66,25 +67,22 @@ def check_runtime_dir(path: Path) -> None:
         return
     except OSError as error:
         raise SwiftCacheError(
-            f"runtime directory {path} cannot be read: {error.strerror}; choose another with "
-            f"--runtime-dir or SWIFTCACHE_RUNTIME_DIR"
+            f"runtime directory {path} cannot be read: {error.strerror}; {NAME_ANOTHER}"
         ) from error
     if not stat.S_ISDIR(status.st_mode):
         raise SwiftCacheError(
-            f"runtime directory {path} is a file: name a folder with --runtime-dir or "
-            f"SWIFTCACHE_RUNTIME_DIR"
+            f"runtime directory {path} is a file: expected a folder; {NAME_ANOTHER}"
         )
     if status.st_uid not in (os.geteuid(), 0):
         raise SwiftCacheError(
             f"runtime directory {path} is owned by user {user_name(status.st_uid)}: expected one "
-            f"of user {user_name(os.geteuid())}'s own; name another with --runtime-dir or "
-            f"SWIFTCACHE_RUNTIME_DIR"
+            f"of user {user_name(os.geteuid())}'s own; {NAME_ANOTHER}"
         )
     if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        remedy = f"run chmod 700 {path}, or {NAME_ANOTHER}" if _may_close(path) else NAME_ANOTHER
         raise SwiftCacheError(
             f"runtime directory {path} may be written by others (mode "
-            f"{stat.S_IMODE(status.st_mode):04o}): run chmod 700 {path}, or name another with "
-            f"--runtime-dir or SWIFTCACHE_RUNTIME_DIR"
+            f"{stat.S_IMODE(status.st_mode):04o}): {remedy}"
         )
 
 
@@ -95,14 +93,19 @@ def donor_paths(runtime_dir: Path, name: str) -> DonorPaths:
             f"donor name {name!r} cannot be used: expected up to 64 letters, digits, '.', '_' "
             f"and '-', the first a letter or a digit"
         )
-    return _checked(runtime_dir / name)
+    return donor_paths_at(runtime_dir / name)
 
 
-def donor_paths_of_spec(path: Path) -> DonorPaths:
-    """Sockets of the donor at `path` of an `ipc://` SPEC, which may name either or neither."""
-    if path.suffix in (_DOOR_SUFFIX, _CONTROL_SUFFIX):
-        path = path.with_suffix("")
-    return _checked(path)
+def donor_paths_at(path: Path) -> DonorPaths:
+    """Sockets of the donor at `path`, as in an `ipc://` SPEC. Raises SwiftCacheError."""
+    paths = _paths(path)
+    length = len(os.fsencode(paths.door))
+    if length > _SOCKET_PATH_BYTES_MAX:
+        raise SwiftCacheError(
+            f"socket path {paths.door} is {length} bytes long: Linux allows "
+            f"{_SOCKET_PATH_BYTES_MAX}; choose a shorter donor name, or {NAME_ANOTHER}"
+        )
+    return paths
 
 
 def list_donors(runtime_dir: Path) -> list[DonorPaths]:
@@ -111,20 +114,26 @@ def list_donors(runtime_dir: Path) -> list[DonorPaths]:
         entries = [entry.name for entry in os.scandir(runtime_dir)]
     except OSError:  # not there yet, or not any more
         return []
-    names = sorted(n.removesuffix(_DOOR_SUFFIX) for n in entries if n.endswith(_DOOR_SUFFIX))
+    names = sorted(n.removesuffix(DOOR_SUFFIX) for n in entries if n.endswith(DOOR_SUFFIX))
     return [_paths(runtime_dir / name) for name in names if re.search(NAME_PATTERN, name)]
 
 
+def _may_close(path: Path) -> bool:
+    """Whether a folder can be closed to others without harm: it is this user's own, not shared by
+    design as /tmp is, and holds nothing but this user's donors."""
+    status = path.stat()
+    if status.st_uid != os.geteuid() or status.st_mode & (stat.S_ISVTX | stat.S_IWOTH):
+        return False
+    try:
+        with os.scandir(path) as entries:
+            return all(
+                entry.name.endswith((DOOR_SUFFIX, CONTROL_SUFFIX))
+                and entry.stat(follow_symlinks=False).st_uid == os.geteuid()
+                for entry in entries
+            )
+    except OSError:  # it may not be read, or something in it has just gone
+        return False
+
+
 def _paths(path: Path) -> DonorPaths:
-    return DonorPaths(Path(f"{path}{_DOOR_SUFFIX}"), Path(f"{path}{_CONTROL_SUFFIX}"))
-
-
-def _checked(path: Path) -> DonorPaths:
-    paths = _paths(path)
-    length = len(os.fsencode(paths.door))
-    if length > _SOCKET_PATH_BYTES_MAX:
-        raise SwiftCacheError(
-            f"socket path {paths.door} is {length} bytes long: Linux allows "
-            f"{_SOCKET_PATH_BYTES_MAX}; choose a shorter --runtime-dir or donor name"
-        )
-    return paths
+    return DonorPaths(Path(f"{path}{DOOR_SUFFIX}"), Path(f"{path}{CONTROL_SUFFIX}"))

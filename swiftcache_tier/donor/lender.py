@@ -130,9 +130,12 @@ class Lender:
     def hear(self, message: ToDonor, now_s: float) -> ToReceiver | None:
         """Act on a message; returns the answer, if it has one.
 
-        Raises MessageError when the message's token belongs to no session.
+        Raises MessageError when the message's token belongs to no session. Only `Bye` is right
+        then too: it is repeated until it is answered, and the session may have ended before it.
         """
         receiver = self._receivers.get(message.token)
+        if receiver is None and isinstance(message, Bye):
+            return Farewell()
         if receiver is None:
             raise MessageError(
                 ErrorCode.NO_SESSION,

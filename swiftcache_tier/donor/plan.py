@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from swiftcache_tier.control.credentials import uids_of
+from swiftcache_tier.control.lendable import lendable_bytes
 from swiftcache_tier.control.runtime_dir import DonorPaths, donor_paths, ensure_runtime_dir
 from swiftcache_tier.donor.owner import Owner
 from swiftcache_tier.errors import SwiftCacheError
@@ -73,11 +74,12 @@ def plan_donor(
             f"size {format_size(size_bytes)} is less than one extent: lend at least "
             f"{format_size(extent_bytes)}, or choose smaller extents with --extent-size"
         )
-    available_bytes = arena.available_bytes()
+    available_bytes = lendable_bytes(arena, runtime_dir, settings)
     if size_bytes > available_bytes:
         raise SwiftCacheError(
             f"size {format_size(size_bytes)} is over what device {device} has to give: "
-            f"{format_size(available_bytes)} is available now; lend less or free some"
+            f"{format_size(available_bytes)} is available now, beyond what other donors have "
+            f"promised; lend less or free some"
         )
     open_files = extents + _OTHER_FILES + _FILES_PER_SESSION * settings.sessions_max
     _, most_files = resource.getrlimit(resource.RLIMIT_NOFILE)

@@ -198,7 +198,8 @@ class _Server:
         task.add_done_callback(lambda _: self._sessions.pop(token))
 
     def _status(self) -> StatusReply:
-        plan = self._plan
+        plan, table = self._plan, self._lender.table
+        taken_bytes = self._store.taken_bytes(set(range(plan.extents)) - table.dirty)
         return StatusReply(
             protocol=PROTOCOL,
             name=plan.paths.name,
@@ -209,7 +210,8 @@ class _Server:
             owner_pid=plan.owner.pid if plan.owner else None,
             state="draining" if self._lender.draining else "serving",
             extent_bytes=plan.extent_bytes,
-            extents={str(state): n for state, n in self._lender.table.counts().items()},
+            extents={str(state): n for state, n in table.counts().items()},
+            bytes_untaken=max(0, plan.size_bytes - taken_bytes),
             receivers=self._lender.receivers(asyncio.get_running_loop().time()),
         )
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 from swiftcache_tier.extents import Arena
@@ -34,6 +34,10 @@ class ExtentStore:
     def share(self, slot: int) -> int:
         """A descriptor of the extent for its next holder; the caller closes it. Raises OSError."""
         return self._extents[slot].share()
+
+    def taken_bytes(self, slots: Iterable[int]) -> int:
+        """Memory of the device that these extents, none of which is being scrubbed, take up now."""
+        return sum(self._extents[slot].taken_bytes() for slot in slots)
 
     async def scrub(self, slots: Sequence[int]) -> list[int]:
         """Make extents read as zeros, out of their last holders' reach. Returns those that do."""

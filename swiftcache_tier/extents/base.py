@@ -42,6 +42,10 @@ class Extent(ABC):
         extent is not clean and must not be offered; the call may be repeated.
         """
 
+    def taken_bytes(self) -> int:
+        """Memory of the device that the extent takes up now: all of it, from the start."""
+        return self.size_bytes
+
     @abstractmethod
     def close(self) -> None:
         """Give the memory up. May be repeated; no other method may follow."""

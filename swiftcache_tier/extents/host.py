@@ -17,6 +17,7 @@ from swiftcache_tier.sizes import format_size
 # SIGBUS; the third stops it from adding a seal against writing.
 _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 _F_SEAL_FUTURE_WRITE = 0x10
+_STAT_BLOCK_BYTES = 512  # of st_blocks, whatever the file system
 _SEALS_AGAINST_WRITING = fcntl.F_SEAL_WRITE | _F_SEAL_FUTURE_WRITE
 
 
@@ -73,6 +74,10 @@ class HostExtent(Extent):
         libc.fallocate(old, hole, 0, self.size_bytes)
         self._descriptor = _sealed_memfd(self.size_bytes)
         os.close(old)
+
+    def taken_bytes(self) -> int:
+        """RAM for those pages that were written since the extent was made or scrubbed."""
+        return os.fstat(self._open_descriptor()).st_blocks * _STAT_BLOCK_BYTES
 
     def close(self) -> None:
         if self._descriptor is not None:

@@ -45,11 +45,6 @@ class LeaseTable:
         self._last_grant = 0
 
     @property
-    def offerable(self) -> int:
-        """Extents that are free and clean."""
-        return len(self._clean)
-
-    @property
     def dirty(self) -> frozenset[int]:
         """Extents that are free and must be scrubbed."""
         return frozenset(self._dirty)

@@ -3,20 +3,26 @@
 from __future__ import annotations
 
 import os
+import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
 from swiftcache_tier.control.credentials import user_name
+from swiftcache_tier.control.lendable import lendable_bytes
 from swiftcache_tier.control.messages import StatusReply
 from swiftcache_tier.control.query import query_status
-from swiftcache_tier.control.runtime_dir import check_runtime_dir, donor_paths_of_spec
+from swiftcache_tier.control.runtime_dir import (
+    NAME_ANOTHER,
+    check_runtime_dir,
+    donor_paths_at,
+)
 from swiftcache_tier.errors import SwiftCacheError
 from swiftcache_tier.extents import HostArena, arena_for
 from swiftcache_tier.receiver.owned import owned_donor_paths
 from swiftcache_tier.receiver.probe import Question, probe
 from swiftcache_tier.receiver.reach import kind_of
-from swiftcache_tier.settings import Settings
+from swiftcache_tier.settings import GPU_PAGE_BYTES, Settings
 from swiftcache_tier.sizes import format_size
 from swiftcache_tier.spec import DonorSpec
 
@@ -28,9 +34,9 @@ def check_specs(
 
     `device` is what the receiver will compute on: "cpu" or "cuda:N". Allocates and leaves nothing,
     starts no CUDA driver in this process, and may be called in any process and thread. Blocks for
-    `settings.status_timeout_s` at most for each `ipc` SPEC, and for `settings.probe_timeout_s` if
-    any memory is that of a GPU. Donors that `auto` would find are not asked: those that cannot be
-    joined are passed over.
+    `settings.status_timeout_s` at most for each `ipc` SPEC and for `host`, and for
+    `settings.probe_timeout_s` if any memory is that of a GPU. Donors that `auto` would find are not
+    asked: those that cannot be joined are passed over.
     """
     if any(spec.kind != "ipc" for spec in specs):
         check_runtime_dir(runtime_dir)
@@ -60,13 +66,16 @@ def _named(spec: DonorSpec) -> Iterator[None]:
 
 
 def _check_writable(runtime_dir: Path) -> None:
+    """Find out by doing it: neither modes nor `access` tell of file systems that refuse."""
     existing = next(path for path in (runtime_dir, *runtime_dir.parents) if path.exists())
-    if not os.access(existing, os.W_OK | os.X_OK, effective_ids=True):
+    try:
+        # Under a name of its own: others may be making or using the directory itself right now.
+        tempfile.TemporaryDirectory(prefix=".swiftcache-", dir=existing).cleanup()
+    except OSError as error:
         raise SwiftCacheError(
             f"runtime directory {runtime_dir} cannot be used: {existing} may not be written by "
-            f"user {user_name(os.geteuid())}; name another with --runtime-dir or "
-            f"SWIFTCACHE_RUNTIME_DIR"
-        )
+            f"user {user_name(os.geteuid())} ({error.strerror}); {NAME_ANOTHER}"
+        ) from error
 
 
 def _check(spec: DonorSpec, runtime_dir: Path, settings: Settings, device: str) -> Question | None:
@@ -74,26 +83,38 @@ def _check(spec: DonorSpec, runtime_dir: Path, settings: Settings, device: str) 
     match spec.kind:
         case "ipc":
             assert spec.path is not None
-            reply = query_status(donor_paths_of_spec(spec.path), settings)
+            reply = query_status(donor_paths_at(spec.path), settings)
             _check_donor(reply)
             if kind_of(reply.device, device) != HostArena.device:
                 return Question(reply.device, reply.device_uuid)
         case "host" | "cuda":
             assert spec.device is not None
             owned_donor_paths(spec.device, runtime_dir)
-            if kind_of(spec.device, device) != HostArena.device:
+            kind = kind_of(spec.device, device)
+            _check_holds_a_page(spec, kind)
+            if kind != HostArena.device:
                 return Question(spec.device, None)
-            _check_size(spec, arena_for(spec.device).available_bytes())
+            arena = arena_for(spec.device)
+            _check_size(spec, lendable_bytes(arena, runtime_dir, settings))
         case "auto":
             owned_donor_paths(HostArena.device, runtime_dir)
     return None
+
+
+def _check_holds_a_page(spec: DonorSpec, kind: str) -> None:
+    page_bytes = HostArena.granularity_bytes if kind == HostArena.device else GPU_PAGE_BYTES
+    if spec.size_bytes is not None and spec.size_bytes < page_bytes:
+        raise SwiftCacheError(
+            f"{spec.size_bytes} bytes are less than one page of {kind} memory, "
+            f"{format_size(page_bytes)}: ask for more, as in {spec.device}=8GiB"
+        )
 
 
 def _check_size(spec: DonorSpec, available_bytes: int) -> None:
     if spec.size_bytes is not None and spec.size_bytes > available_bytes:
         raise SwiftCacheError(
             f"that is over what {spec.device} has to give: {format_size(available_bytes)} is "
-            f"available now; ask for less or free some"
+            f"available now, beyond what other donors have promised; ask for less or free some"
         )
 
 

@@ -88,6 +88,8 @@ async def _hello(
         raise Unresponsive(
             f"the donor at {paths.spec} closed the connection: {error.strerror}"
         ) from error
+    except SwiftCacheError as error:
+        raise SwiftCacheError(f"the donor at {paths.spec} sent no answer: {error}") from error
     for descriptor in record.descriptors:
         os.close(descriptor)
     reply = read_door(record.payload, paths, settings)

@@ -13,16 +13,16 @@ import zmq.asyncio
 
 from swiftcache_tier.blocks import SubRanges
 from swiftcache_tier.control.door import NoDonor
+from swiftcache_tier.control.lendable import lendable_bytes
 from swiftcache_tier.control.messages import ErrorCode, MessageError
 from swiftcache_tier.control.query import Unresponsive
 from swiftcache_tier.control.runtime_dir import (
     DonorPaths,
-    donor_paths_of_spec,
+    donor_paths_at,
     ensure_runtime_dir,
 )
 from swiftcache_tier.errors import SwiftCacheError
 from swiftcache_tier.extents import HostArena, JoinedAddressRange, Window
-from swiftcache_tier.memory import available_host_bytes
 from swiftcache_tier.receiver.discovery import Discovery
 from swiftcache_tier.receiver.events import DonorJoined, DonorLost, Event
 from swiftcache_tier.receiver.greeting import Greeting, greet
@@ -78,6 +78,8 @@ class Links:
         self._link_tasks: set[asyncio.Task[None]] = set()
         self._attempts: set[asyncio.Task[DonorLink | None]] = set()
         self._joining: set[Path] = set()
+        self._silent: set[Path] = set()
+        """Doors where something listens that gave no answer, and about which that was logged."""
         self._owned: list[OwnedDonor] = []
         self._progress_of_ended = 0
 
@@ -135,7 +137,7 @@ class Links:
                 await self._join_found(deadline_s)
             case "ipc":
                 assert spec.path is not None
-                paths = donor_paths_of_spec(spec.path)
+                paths = donor_paths_at(spec.path)
                 self._discovery.watch(paths)
                 await self._require(await self._open(paths), str(spec))
             case "host" | "cuda":
@@ -154,7 +156,10 @@ class Links:
             await self._wait_while_it_moves(grants, patience_s)
         if any(link.lent.held for link in self._links.values()):
             return
-        size_bytes, why = available_host_bytes() // 2, "half of what is free"
+        free_bytes = await asyncio.to_thread(
+            lendable_bytes, HostArena(), self._runtime_dir, self._settings
+        )
+        size_bytes, why = free_bytes // 2, "half of what is free"
         most_bytes = self._settings.auto_pinned_bytes_max
         if self._reach.pins_host_memory and size_bytes > most_bytes:
             size_bytes, why = most_bytes, "the most that is locked without being asked for"
@@ -229,7 +234,12 @@ class Links:
         try:
             return await self._open(paths)
         except (NoDonor, Unresponsive) as error:
-            logger.debug("not joined: %s", error)
+            # A donor that has ended is no fault. Whatever else listens there is tried at each look.
+            ended = isinstance(error, NoDonor) and error.is_vacant
+            level = logging.DEBUG if ended or paths.door in self._silent else logging.WARNING
+            logger.log(level, "not joined: %s", error)
+            if not ended:
+                self._silent.add(paths.door)
         except MessageError as error:
             if error.code not in _PASSING_CODES:
                 self._discovery.refuse(paths)
@@ -254,6 +264,7 @@ class Links:
             except SwiftCacheError:
                 greeting.close()
                 raise
+            self._silent.discard(paths.door)
             link = self._link(greeting, place.offset)
         finally:
             self._joining.discard(paths.door)

@@ -103,8 +103,9 @@ class DonorTier:
                     len(d.mapped) * d.joined.extent_bytes for d in self._donations.values()
                 )
                 raise SwiftCacheError(
-                    f"the donors granted {format_size(granted)}, where not one block of "
-                    f"{format_size(self.block_bytes)} has room: ask for more memory, in one piece"
+                    f"the donors granted {format_size(granted)}, which has no room for one block "
+                    f"of {format_size(self.block_bytes)}: ask one donor for many times that, as "
+                    f"in host=8GiB"
                 )
         except BaseException:
             self.close()
@@ -184,7 +185,7 @@ class DonorTier:
         return self._pool.counts().total
 
     def check(self) -> None:
-        """Recount all blocks; AssertionError if the books are off. For tests and watchdogs."""
+        """Recount all blocks; AssertionError if the books are off. For tests; takes time."""
         self._pool.check()
 
     def status(self) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from hypothesis.stateful import invariant, rule
 from sglang.srt.mem_cache.base_prefix_cache import EvictParams
 from srt.test_donor_radix_cache import POLICIES, TreeMachine, filled, prompt
 
+from sglang.srt.swiftcache import verify
 from support.kv_tree import LAYERS, Tree
 
 
@@ -43,6 +44,10 @@ def blocks_of(tree: Tree, tokens: list[int]) -> list[int]:
         node = next(n for n in node.children.values() if n.key.token_ids[0] == first)
         blocks += tree.cache.tier_pool.blocks_of(node.host_value).tolist()
     return blocks
+
+
+def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [r.getMessage() for r in caplog.records if r.name == verify.__name__]
 
 
 def check_checksums(tree: Tree) -> None:
@@ -78,10 +83,10 @@ def test_a_hit_ends_before_the_first_corrupt_block(
     evict_all(tree)
     block = blocks_of(tree, prompt(0, 8, 4))[page]
     flip(tree, block, at=77, bits=0x10)
-    with caplog.at_level(logging.WARNING, logger="sglang.srt.swiftcache"):
+    with caplog.at_level(logging.WARNING, logger=verify.__name__):
         assert tree.run(prompt(0, 8, 4)) == page * 4
     assert tree.cache.stats.corrupt_blocks == 1
-    [line] = caplog.messages
+    [line] = warnings(caplog)
     assert "1 of 8 blocks changed in donor memory" in line
     assert f"block {block} of donor donor-1" in line
     assert tree.cache.tier_pool.loaded_bytes == page * tree.tier.block_bytes
@@ -182,9 +187,9 @@ def test_a_load_that_went_wrong_is_taken_off_the_device(
     filled(tree, kinds=1)
     evict_all(tree)
     loads.next_page = page
-    with caplog.at_level(logging.WARNING, logger="sglang.srt.swiftcache"):
+    with caplog.at_level(logging.WARNING, logger=verify.__name__):
         assert tree.run(prompt(0, 8, 4)) == page * 4
-    [line] = caplog.messages
+    [line] = warnings(caplog)
     assert "1 of 8 blocks arrived changed" in line
     assert tree.cache.stats.corrupt_blocks == 1
     assert not tree.cache.ongoing_load_back

@@ -59,6 +59,25 @@ def test_more_memory_than_there_is(complaint: Any) -> None:
     assert available_host_bytes() < 100 << 40
 
 
+@pytest.mark.parametrize(
+    ("spec", "device", "page"),
+    [
+        ("host=1B", "cpu", "4 KiB"),
+        ("host=1KiB", "cpu", "4 KiB"),
+        ("host=4095", "cuda:0", "4 KiB"),
+        ("cuda:1=1MiB", "cuda:0", "2 MiB"),
+    ],
+)
+def test_less_than_any_extent(
+    runtime_dir: Path, one_line: Any, spec: str, device: str, page: str
+) -> None:
+    line = one_line(lambda: check_specs(parse_specs([spec]), runtime_dir, SETTINGS, device))
+    assert f"donor SPEC {parse_specs([spec])[0]}: " in line
+    assert f"less than one page of {'host' if 'host' in spec else 'cuda'} memory, {page}" in line
+    assert "--extent-size" not in line
+    check_specs(parse_specs(["host=4KiB"]), runtime_dir, SETTINGS)
+
+
 def test_a_device_that_cannot_be_mapped(complaint: Any) -> None:
     line = complaint("cuda:1=40GiB")
     assert "donor SPEC cuda:1=40GiB: " in line
@@ -135,9 +154,24 @@ def test_a_donor_that_speaks_otherwise(complaint: Any, runtime_dir: Path, body: 
 
 
 def test_a_runtime_directory_that_is_not_safe(complaint: Any, tmp_path: Path) -> None:
-    tmp_path.chmod(0o777)
+    tmp_path.chmod(0o770)
     for specs in ((), ("host=1MiB",)):
         assert "chmod 700" in complaint(*specs, folder=tmp_path)
+
+
+@pytest.mark.parametrize("folder", ["/proc", "/proc/x", "/proc/x/y"])
+def test_a_runtime_directory_where_nothing_can_be_made(complaint: Any, folder: str) -> None:
+    """Whatever its mode says, and even to root."""
+    for specs in ((), ("host=1MiB",)):
+        line = complaint(*specs, folder=Path(folder))
+        assert f"runtime directory {folder} cannot be used" in line
+        assert "SWIFTCACHE_RUNTIME_DIR" in line
+
+
+def test_a_runtime_directory_that_can_be_made_is_not_left(runtime_dir: Path) -> None:
+    check_specs(parse_specs([]), runtime_dir / "a" / "b", SETTINGS)
+    check_specs(parse_specs([]), runtime_dir, SETTINGS)
+    assert list(runtime_dir.iterdir()) == []
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can make another user's folder")
@@ -166,3 +200,10 @@ def test_a_runtime_directory_that_may_not_be_made(complaint: Any, runtime_dir: P
 def test_a_runtime_directory_that_is_too_long_for_sockets(complaint: Any) -> None:
     for specs in ((), ("host=1MiB",)):
         assert "shorter" in complaint(*specs, folder=Path("/tmp/" + "d" * 100))
+
+
+def test_less_than_one_block_is_told_at_the_start(start_tier: Any, one_line: Any) -> None:
+    """How large a block is, the check cannot know."""
+    line = one_line(lambda: start_tier("host=4KiB", block_bytes=1 << 17))
+    assert "granted 4 KiB, which has no room for one block of 128 KiB" in line
+    assert "as in host=8GiB" in line

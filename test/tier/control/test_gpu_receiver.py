@@ -452,6 +452,6 @@ def test_a_driver_that_gives_no_answer(
     python.write_text(f"#!/bin/sh\n{script}\n")
     python.chmod(0o755)
     monkeypatch.setattr(sys, "executable", str(python))
-    line = complaint("cuda:1=1MiB", settings=replace(settings, probe_timeout_s=0.3))
+    line = complaint("cuda:1=2MiB", settings=replace(settings, probe_timeout_s=0.3))
     for word in [*words, "use host memory"]:
         assert word in line

@@ -461,7 +461,7 @@ class Leases(RuleBasedStateMachine):
             table = donor.lender.table
             states = [table.state(slot) for slot in range(EXTENTS)]
             assert table.counts() == {state: states.count(state) for state in LeaseState}
-            assert table.offerable + len(table.dirty) == states.count(LeaseState.FREE)
+            assert all(table.state(slot) is LeaseState.FREE for slot in table.dirty)
         for session in self.world.live():
             assert session.lent.held == len(session.range.mapped)
 
@@ -484,7 +484,11 @@ class Leases(RuleBasedStateMachine):
             if all(donor.lender.idle for donor in world.donors):
                 break
         for donor in world.donors:
-            assert donor.lender.idle, donor.lender.table.counts()
+            table = donor.lender.table
+            assert donor.lender.idle, table.counts()
+            grant = table.offer("next", EXTENTS, world.now_s)
+            assert grant is not None
+            assert sorted(grant.slots) == list(range(EXTENTS))
         assert not any(s.range.mapped for s in world.live() if s.donor.running)
 
 

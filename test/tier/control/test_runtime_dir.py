@@ -16,10 +16,11 @@ from swiftcache_tier.control.runtime_dir import (
     check_runtime_dir,
     default_runtime_dir,
     donor_paths,
-    donor_paths_of_spec,
+    donor_paths_at,
     ensure_runtime_dir,
     list_donors,
 )
+from swiftcache_tier.spec import parse_specs
 
 
 def take(folder: Path, name: str) -> socket.socket:
@@ -48,12 +49,23 @@ def test_one_that_is_absent_passes_the_check(tmp_path: Path) -> None:
     assert list_donors(tmp_path / "absent") == []
 
 
-@pytest.mark.parametrize("mode", [0o770, 0o777, 0o1777, 0o702])
+@pytest.mark.parametrize("mode", [0o770, 0o777, 0o1777, 0o1770, 0o702])
 def test_one_that_others_may_write_is_refused(tmp_path: Path, one_line: Any, mode: int) -> None:
+    """It is to be closed only where that takes nothing from anybody."""
     tmp_path.chmod(mode)
     line = one_line(lambda: check_runtime_dir(tmp_path))
-    assert f"chmod 700 {tmp_path}" in line
     assert f"{mode:04o}" in line
+    assert "name another runtime directory (SWIFTCACHE_RUNTIME_DIR)" in line
+    assert (f"chmod 700 {tmp_path}" in line) == (mode == 0o770)
+
+
+def test_one_that_holds_more_than_donors_is_not_to_be_closed(tmp_path: Path, one_line: Any) -> None:
+    tmp_path.chmod(0o770)
+    for path in donor_paths(tmp_path, "a"):
+        path.touch()
+    assert "chmod 700" in one_line(lambda: check_runtime_dir(tmp_path))
+    (tmp_path / "letters.txt").touch()
+    assert "chmod" not in one_line(lambda: check_runtime_dir(tmp_path))
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can make another user's folder")
@@ -61,7 +73,7 @@ def test_one_of_another_user_is_refused(tmp_path: Path, one_line: Any) -> None:
     os.chown(tmp_path, pwd.getpwnam("nobody").pw_uid, -1)
     line = one_line(lambda: ensure_runtime_dir(tmp_path))
     assert "owned by user nobody" in line
-    assert "--runtime-dir" in line
+    assert "SWIFTCACHE_RUNTIME_DIR" in line
 
 
 def test_a_file_in_its_place_is_refused(tmp_path: Path, one_line: Any) -> None:
@@ -69,7 +81,7 @@ def test_a_file_in_its_place_is_refused(tmp_path: Path, one_line: Any) -> None:
     for path in (tmp_path / "rt", tmp_path / "rt" / "below"):
         line = one_line(lambda path=path: ensure_runtime_dir(path))
         assert str(path) in line
-        assert "--runtime-dir" in line
+        assert "SWIFTCACHE_RUNTIME_DIR" in line
 
 
 @pytest.mark.parametrize("name", ["", "../up", "a/b", ".hidden", "a b", "a\n", "x" * 65])
@@ -92,7 +104,9 @@ def test_a_spec_may_name_the_donor_or_either_socket(tmp_path: Path) -> None:
     assert paths.name == "gpu1.5"
     assert paths.spec == f"ipc://{tmp_path}/gpu1.5"
     for path in (tmp_path / "gpu1.5", *paths):
-        assert donor_paths_of_spec(path) == paths
+        (spec,) = parse_specs(f"ipc://{path}")
+        assert spec.path is not None
+        assert donor_paths_at(spec.path) == paths
 
 
 def test_live_and_ended_donors_are_listed(runtime_dir: Path) -> None:
@@ -140,6 +154,10 @@ def test_a_name_is_taken_even_if_its_donor_is_too_busy_to_answer(
 
 def test_what_is_no_donor_is_not_replaced(runtime_dir: Path, one_line: Any) -> None:
     path = donor_paths(runtime_dir, "a").door
+    path.write_text("somebody's letters")
+    assert "no donor's socket" in one_line(lambda: take(runtime_dir, "a"))
+    assert path.read_text() == "somebody's letters"
+    path.unlink()
     with closing(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)) as stream:
         stream.bind(str(path))
         stream.listen()

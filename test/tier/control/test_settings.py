@@ -18,9 +18,24 @@ def test_defaults_and_variables() -> None:
             "SWIFTCACHE_EXTENT_BYTES": "2MiB",
             "SWIFTCACHE_SESSIONS_MAX": "3",
             "SWIFTCACHE_RUNTIME_DIR": "/not/a/setting",
+            "SWIFTCACHE_CACHE": "/nor/this",
+            "SWIFTCACHE_ROLE": "nor this",
+            "SWIFTCACHE_MASTER_MODEL": "nor this",
+            "SWIFTCACHE_WORKER_MODELS": "nor these",
         }
     )
     assert settings == Settings(heartbeat_s=0.25, extent_bytes=2 << 20, sessions_max=3)
+
+
+def test_a_variable_that_is_misspelt_is_refused() -> None:
+    with pytest.raises(SwiftCacheError) as caught:
+        Settings.from_env({"SWIFTCACHE_HEARTBEATS": "1", "SWIFT": "2"})
+    line = str(caught.value)
+    assert "SWIFTCACHE_HEARTBEATS is not known" in line
+    assert "SWIFTCACHE_HEARTBEAT_S" in line
+    assert "\n" not in line
+    with pytest.raises(SwiftCacheError, match="SWIFTCACHE_BOGUS is not known: expected one like"):
+        Settings.from_env({"SWIFTCACHE_BOGUS": "10"})
 
 
 @given(st.floats(0.001, 2.0), st.integers(1, 1 << 40), st.integers(1, 253))

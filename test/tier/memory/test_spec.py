@@ -25,6 +25,8 @@ GIB = 2**30
         ("cuda:0=1024", DonorSpec("cuda", device="cuda:0", size_bytes=1024)),
         ("ipc:///run/sc/gpu1", DonorSpec("ipc", path=Path("/run/sc/gpu1"))),
         ("ipc:////run//sc/../gpu1/", DonorSpec("ipc", path=Path("/run/gpu1"))),
+        ("ipc:///run/sc/gpu1.5.fds", DonorSpec("ipc", path=Path("/run/sc/gpu1.5"))),
+        ("ipc:///run/sc/gpu1.5.ctl", DonorSpec("ipc", path=Path("/run/sc/gpu1.5"))),
     ],
 )
 def test_each_form_is_read(text: str, spec: DonorSpec) -> None:
@@ -119,6 +121,8 @@ def test_order_is_kept_and_a_bare_string_is_one_spec() -> None:
         ("host=8GiB", "host=4GiB"),
         ("cuda:1=8GiB", "cuda:1=8GiB"),
         ("ipc:///run/a", "ipc:///run/./a/"),
+        ("ipc:///run/a.fds", "ipc:///run/./a"),
+        ("ipc:///run/a.ctl", "ipc:///run/a.fds"),
         ("auto", "host=8GiB"),
         ("ipc:///run/a", "auto"),
     ],
