@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from swiftcache_tier.control.door import connect_door
 from swiftcache_tier.control.messages import (
@@ -36,20 +38,9 @@ def query_status(paths: DonorPaths, settings: Settings) -> StatusReply:
     """
     with connect_door(paths) as connection:
         connection.settimeout(settings.status_timeout_s)
-        try:
+        with named_failures(paths, settings.status_timeout_s):
             send_fds(connection, encode(StatusRequest(protocol=PROTOCOL)), ())
             record = recv_fds(connection, settings.message_bytes_max, 1)
-        except TimeoutError:
-            raise Unresponsive(
-                f"the donor at {paths.spec} has not answered for {settings.status_timeout_s:g} s: "
-                f"it is stopped or stuck"
-            ) from None
-        except OSError as error:
-            raise Unresponsive(
-                f"the donor at {paths.spec} closed the connection: {error.strerror}"
-            ) from error
-        except SwiftCacheError as error:
-            raise SwiftCacheError(f"the donor at {paths.spec} sent no answer: {error}") from error
     for descriptor in record.descriptors:
         os.close(descriptor)
     reply = read_door(record.payload, paths, settings)
@@ -59,6 +50,28 @@ def query_status(paths: DonorPaths, settings: Settings) -> StatusReply:
             f"status: restart it in this version of sglang-swiftcache"
         )
     return reply
+
+
+@contextmanager
+def named_failures(paths: DonorPaths, timeout_s: float) -> Iterator[None]:
+    """Talk to a donor's door inside: what goes wrong is told with the donor's name.
+
+    Raises Unresponsive for a TimeoutError, after `timeout_s`, and an OSError, and SwiftCacheError
+    for one that does not say whom it is about.
+    """
+    try:
+        yield
+    except TimeoutError:
+        raise Unresponsive(
+            f"the donor at {paths.spec} has not answered for {timeout_s:g} s: it is stopped or "
+            f"stuck"
+        ) from None
+    except OSError as error:
+        raise Unresponsive(
+            f"the donor at {paths.spec} closed the connection: {error.strerror}"
+        ) from error
+    except SwiftCacheError as error:
+        raise SwiftCacheError(f"the donor at {paths.spec} sent no answer: {error}") from error
 
 
 def read_door(payload: bytes, paths: DonorPaths, settings: Settings) -> FromDoor:

@@ -16,7 +16,7 @@ from swiftcache_tier.control.messages import (
     Welcome,
     encode,
 )
-from swiftcache_tier.control.query import Unresponsive, read_door
+from swiftcache_tier.control.query import named_failures, read_door
 from swiftcache_tier.control.records import RecordChannel
 from swiftcache_tier.control.runtime_dir import DonorPaths
 from swiftcache_tier.errors import SwiftCacheError
@@ -75,21 +75,10 @@ async def greet(
 async def _hello(
     channel: RecordChannel, paths: DonorPaths, receiver_name: str, settings: Settings
 ) -> Welcome:
-    try:
+    with named_failures(paths, settings.handshake_timeout_s):
         async with asyncio.timeout(settings.handshake_timeout_s):
             await channel.send(encode(Hello(protocol=PROTOCOL, receiver=receiver_name)))
             record = await channel.receive()
-    except TimeoutError:
-        raise Unresponsive(
-            f"the donor at {paths.spec} has not answered for {settings.handshake_timeout_s:g} s: "
-            f"it is stopped or stuck"
-        ) from None
-    except OSError as error:
-        raise Unresponsive(
-            f"the donor at {paths.spec} closed the connection: {error.strerror}"
-        ) from error
-    except SwiftCacheError as error:
-        raise SwiftCacheError(f"the donor at {paths.spec} sent no answer: {error}") from error
     for descriptor in record.descriptors:
         os.close(descriptor)
     reply = read_door(record.payload, paths, settings)
