@@ -15,6 +15,7 @@ Outside a forward, and in a forward without a plan, `enter` returns at once.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple
@@ -89,6 +90,7 @@ class LayerStreamer:
         try:
             yield
         finally:
+            self._forget_done()
             self._in_flight.append((self._mover.mark_done(), plan.blocks))
             layers = self._layers * self._mover.layer_bytes
             self.gathered_bytes += len(plan.pages) * layers
@@ -100,6 +102,7 @@ class LayerStreamer:
         The copies are queued inside, so that they become part of a graph that is captured.
         """
 
+        @functools.wraps(forward)
         def streamed(*args: Any, **kwargs: Any) -> Any:
             if self._plan is None and not self._capturing:
                 return forward(*args, **kwargs)
@@ -150,10 +153,13 @@ class LayerStreamer:
 
     def in_flight(self, blocks: np.ndarray) -> np.ndarray:
         """Which of these blocks a forward that was launched may still use: bool [n]."""
-        self._in_flight = [(done, held) for done, held in self._in_flight if not done()]
+        self._forget_done()
         if not self._in_flight:
             return np.zeros(len(blocks), dtype=bool)
         return np.isin(blocks, np.concatenate([held for _, held in self._in_flight]))
+
+    def _forget_done(self) -> None:
+        self._in_flight = [(done, held) for done, held in self._in_flight if not done()]
 
     def wait(self) -> None:
         """Until every forward that was launched is done with its blocks."""

@@ -138,7 +138,7 @@ class StreamRadixCache(DonorRadixCache):
             addresses(homes),
             new_pages,
             addresses(new_homes),
-            np.union1d(homes, new_homes),
+            np.concatenate([homes, new_homes]),
         )
 
     def stranded(self, requests: list[Req]) -> int | None:
@@ -276,9 +276,8 @@ class StreamRadixCache(DonorRadixCache):
         return False
 
     def _evict_backuped(self, node: TreeNode) -> int:
-        if self.is_window(node):
-            if not self.homes.renew(known_pages(node.value), self.evict_host):
-                return self.drop_window_node(node)
+        if self.is_window(node) and not self.homes.renew(known_pages(node.value), self.evict_host):
+            return self.drop_window_node(node)
         freed: int = super()._evict_backuped(node)
         return freed
 
