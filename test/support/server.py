@@ -35,8 +35,8 @@ class ServerFailed(AssertionError):
 class Server:
     """``python -m sglang.launch_server`` on the CPU engine, as a context manager.
 
-    ``args`` are server flags after the model's path; they win over the CPU flags that are always
-    given. ``env`` is added to this process's environment; a value of None removes the variable.
+    ``args`` are server flags after the model's path; they win over ``base_flags``, which are those
+    of the CPU engine unless others are given. ``env`` is added to this process's environment; a value of None removes the variable.
     The log and, unless a flag or ``env`` names another, the SwiftCache runtime directory lie in
     ``tmp_path``. ``start`` returns once ``/health`` answers 200 and raises `ServerFailed` when
     the process ends first or after ``deadline_s``.
@@ -49,10 +49,12 @@ class Server:
         tmp_path: Path,
         env: Mapping[str, str | None] | None = None,
         deadline_s: float = 180.0,
+        base_flags: Sequence[str] = CPU_FLAGS,
     ) -> None:
         self.model = Path(model)
         self.args = args
         self.deadline_s = deadline_s
+        self.base_flags = base_flags
         self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         self.runtime_dir = tmp_path / "swiftcache"
@@ -78,7 +80,7 @@ class Server:
     def start(self) -> None:
         """Start the process, wait until it serves, and check that it is this one that answers."""
         command = [sys.executable, "-m", "sglang.launch_server", "--model-path", str(self.model)]
-        command += ["--host", "127.0.0.1", "--port", str(self.port), *CPU_FLAGS]
+        command += ["--host", "127.0.0.1", "--port", str(self.port), *self.base_flags]
         # Shown in /server_info: how a server that is not ours but has our port is told apart.
         command += ["--weight-version", self._mark, *self.args]
         with self.log_path.open("wb") as log:
@@ -126,6 +128,7 @@ class Server:
         max_new_tokens: int = 16,
         *,
         timeout_s: float = REQUEST_TIMEOUT_S,
+        return_logprob: bool = False,
         **sampling: Any,
     ) -> list[dict[str, Any]]:
         """Greedy output for one prompt or a batch of them, as a list of response dicts.
@@ -136,6 +139,7 @@ class Server:
         settings = {"temperature": 0.0, "ignore_eos": True, "max_new_tokens": max_new_tokens}
         one = isinstance(ids[0], int)
         body = {"input_ids": [ids] if one else ids, "sampling_params": settings | sampling}
+        body["return_logprob"] = return_logprob
         answer = self._post("/generate", body, timeout_s).json()
         assert isinstance(answer, list), answer
         return answer
