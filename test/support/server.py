@@ -36,7 +36,8 @@ class Server:
     """``python -m sglang.launch_server`` on the CPU engine, as a context manager.
 
     ``args`` are server flags after the model's path; they win over ``base_flags``, which are those
-    of the CPU engine unless others are given. ``env`` is added to this process's environment; a value of None removes the variable.
+    of the CPU engine unless others are given. ``env`` is added to this process's environment; a
+    value of None removes the variable.
     The log and, unless a flag or ``env`` names another, the SwiftCache runtime directory lie in
     ``tmp_path``. ``start`` returns once ``/health`` answers 200 and raises `ServerFailed` when
     the process ends first or after ``deadline_s``.
@@ -138,8 +139,11 @@ class Server:
         """
         settings = {"temperature": 0.0, "ignore_eos": True, "max_new_tokens": max_new_tokens}
         one = isinstance(ids[0], int)
-        body = {"input_ids": [ids] if one else ids, "sampling_params": settings | sampling}
-        body["return_logprob"] = return_logprob
+        body = {
+            "input_ids": [ids] if one else ids,
+            "sampling_params": settings | sampling,
+            "return_logprob": return_logprob,
+        }
         answer = self._post("/generate", body, timeout_s).json()
         assert isinstance(answer, list), answer
         return answer

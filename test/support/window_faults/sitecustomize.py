@@ -14,35 +14,29 @@ from typing import Any
 import wrapt
 
 
-def _poison(module: ModuleType) -> None:
-    pool_class = module.StreamKVPool
-    create = pool_class._create_buffers_normal
+def _poison(pool_module: ModuleType) -> None:
+    streamer_class = pool_module.LayerStreamer
+    pools: list[Any] = []
+    create, wrap = pool_module.StreamKVPool._create_buffers_normal, streamer_class.wrap_model
 
     def create_buffers(self: Any) -> None:
         create(self)
-        module.POISONED_POOLS = [self]
-
-    pool_class._create_buffers_normal = create_buffers
-
-
-def _poison_after_forwards(module: ModuleType) -> None:
-    original = module.LayerStreamer.wrap_model
+        pools.append(self)
 
     def wrap_model(self: Any, forward: Any) -> Any:
-        streamed = original(self, forward)
+        streamed = wrap(self, forward)
 
         def poisoned(*args: Any, **kwargs: Any) -> Any:
             output = streamed(*args, **kwargs)
-            from sglang.srt.swiftcache.layer_stream import pool
-
-            for each in pool.POISONED_POOLS:
-                for buffer in (*each.k_buffer[:2], *each.v_buffer[:2]):
-                    buffer[each.first_window_slot :] = float("nan")
+            for pool in pools:
+                for buffer in (*pool.k_buffer[:2], *pool.v_buffer[:2]):
+                    buffer[pool.first_window_slot :] = float("nan")
             return output
 
         return poisoned
 
-    module.LayerStreamer.wrap_model = wrap_model
+    pool_module.StreamKVPool._create_buffers_normal = create_buffers
+    streamer_class.wrap_model = wrap_model
 
 
 def _delay(module: ModuleType) -> None:
@@ -65,6 +59,5 @@ def _delay(module: ModuleType) -> None:
 _PACKAGE = "sglang.srt.swiftcache.layer_stream"
 if os.environ.get("TEST_POISON_WINDOW"):
     wrapt.register_post_import_hook(_poison, f"{_PACKAGE}.pool")
-    wrapt.register_post_import_hook(_poison_after_forwards, f"{_PACKAGE}.streamer")
 if os.environ.get("TEST_DELAY_CYCLES"):
     wrapt.register_post_import_hook(_delay, f"{_PACKAGE}.movers")
