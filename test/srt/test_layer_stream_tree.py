@@ -97,6 +97,26 @@ def test_a_shared_prefix_is_streamed_once_for_all_that_read_it(tree: StreamTree)
     tree.check()
 
 
+def test_what_is_read_again_moves_to_regular_slots_that_have_come_free(tree: StreamTree) -> None:
+    short = tree.start(prompt(2, 24))
+    assert short is not None
+    assert tree.run(prompt(1, 40)) == 8
+    assert window_tokens(tree) >= 28
+    tree.finish(short, insert=False)
+    tree.cache.check_hicache_events()
+    tree.cache.evict(EvictParams(num_tokens=16))
+    assert tree.allocator.book.free_regular >= 4
+    tree.check()
+    assert tree.run(prompt(1, 40)) == 36
+    tree.check()
+    assert tree.cache.promoted_tokens >= 16
+    gathered = tree.streamer.gathered_bytes
+    request = tree.start(prompt(1, 20))
+    assert request is not None
+    assert tree.decode([request], 5)
+    assert tree.streamer.gathered_bytes == gathered, "it is on regular slots"
+
+
 def test_running_out_is_told_not_raised(tree: StreamTree) -> None:
     request = tree.start(prompt(1, 100))
     assert request is not None

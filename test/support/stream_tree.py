@@ -160,6 +160,7 @@ class StreamTree:
         request = Request(
             -1, ids, match.device_indices, match.last_device_node, len(match.device_indices)
         )
+        cache.promote(request)
         if match.host_hit_length:
             cache.inc_lock_ref(request.last_node)
             loaded, last_node = cache.init_load_back(

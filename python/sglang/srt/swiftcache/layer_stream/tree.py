@@ -46,6 +46,7 @@ class StreamRadixCache(DonorRadixCache):
 
     def __init__(self, params: CacheInitParams, server_args: ServerArgs) -> None:
         self._homes: HomeKeeper | None = None
+        self.promoted_tokens = 0
         self._row: int | None = None  # of the request whose tokens are being inserted
         self._new_nodes: list[tuple[TreeNode, bool]] | None = None
         super().__init__(params=params, server_args=server_args)
@@ -398,6 +399,58 @@ class StreamRadixCache(DonorRadixCache):
         value: torch.Tensor = node.value
         return value
 
+    def promote(self, req: Req) -> None:
+        """Copy what a request is about to read from window to regular slots, as far as those are
+        free.
+
+        ``req`` has been matched and not yet admitted. Left alone are nodes that a running request
+        reads, whose slots are in its tables, and those that nobody asks for.
+        """
+        book = self.allocator.book
+        if book.free_regular == 0 or book.used_window == 0:
+            return
+        path: list[TreeNode] = []
+        node = req.last_node
+        while node is not self.root_node:
+            path.insert(0, node)
+            node = node.parent
+        promoted = 0
+        for node in path:
+            if node.lock_ref == 0 and self.is_window(node):
+                moved = self._promote_node(node)
+                promoted += moved
+                if moved < len(node.key):
+                    break
+        if promoted:
+            self.promoted_tokens += promoted
+            values: list[torch.Tensor] = []
+            node = req.last_node
+            while node is not self.root_node:
+                values.insert(0, node.value)
+                node = node.parent
+            req.prefix_indices = torch.cat(values)
+
+    def _promote_node(self, node: TreeNode) -> int:
+        """Move an unlocked window node, or its head, to free regular slots. Returns the tokens."""
+        pages = len(node.key) // self.page_size
+        room = min(pages, self.allocator.book.free_regular)
+        if room == 0:
+            return 0
+        if room < pages:
+            node = self._split_node(node.key, node, room * self.page_size)
+        window_slots = node.value
+        if not self.homes.renew(known_pages(window_slots), self.evict_host):
+            return 0
+        with self.allocator.regular_only():
+            slots = self.cache_controller.load(host_indices=node.host_value, node_id=node.id)
+        assert slots is not None, "so many pages are free"
+        node.value = slots
+        self.allocator.free(window_slots)
+        # until the copy, which starts with the batch that is being built, has completed
+        self.ongoing_load_back[node.id] = node
+        self.inc_lock_ref(node)
+        return len(node.key)
+
     def ready_to_load_host_cache(self) -> int:
         # blocks of window pages may still be written by the forward in flight
         self.streamer.order_after_forward(self.cache_controller.load_stream)
@@ -431,6 +484,7 @@ class StreamRadixCache(DonorRadixCache):
                     "scattered": self.streamer.scattered_bytes,
                 },
                 "host_reads": self.allocator.host_reads,
+                "promoted_tokens": self.promoted_tokens,
                 "retracted": self.homes.retracted,
             },
         }

@@ -142,10 +142,12 @@ def add_one_req(
 ) -> Any:
     """PrefillAdder.add_one_req: what would stream too much waits, as for want of slots."""
     cache = _stream_cache(adder.tree_cache)
-    if cache is not None and not cache.admission.may_run(adder, req):
-        from sglang.srt.managers.schedule_policy import AddReqResult
+    if cache is not None:
+        if not cache.admission.may_run(adder, req):
+            from sglang.srt.managers.schedule_policy import AddReqResult
 
-        return AddReqResult.NO_TOKEN
+            return AddReqResult.NO_TOKEN
+        cache.promote(req)
     return original(adder, req, *args, **kwargs)
 
 
