@@ -78,6 +78,7 @@ class StreamRadixCache(DonorRadixCache):
         self._homes.take_all()
 
     def check_hicache_events(self) -> None:
+        self.tier_pool.release_held()
         super().check_hicache_events()
         self.homes.settle()
 
@@ -117,15 +118,13 @@ class StreamRadixCache(DonorRadixCache):
         if book.used_window == 0:
             return None
         seq_lens = batch.seq_lens_cpu.tolist()
-        decoding = batch.forward_mode.is_decode()
-        # the running part of a mixed batch has one new token each, as a prefill of length 1
-        starts = [n - 1 for n in seq_lens] if decoding else batch.prefix_lens
+        # the running part of a mixed batch counts as prefills of one token
+        new_lens = [1] * len(seq_lens) if batch.forward_mode.is_decode() else batch.extend_lens
         held, new = self._mask(), self._mask()
-        for req, start, end in zip(batch.reqs, starts, seq_lens, strict=True):
-            pages = rows.get(req.req_pool_idx, end)
-            first_new = start // self.page_size
+        for req, end, new_len in zip(batch.reqs, seq_lens, new_lens, strict=True):
+            pages, start = rows.get(req.req_pool_idx, end), end - new_len
             held[pages[: -(-start // self.page_size)]] = True
-            new[pages[first_new:]] = True
+            new[pages[start // self.page_size :]] = True
         pages, new_pages = (
             np.flatnonzero(mask[book.first_window_page :]) + book.first_window_page
             for mask in (held, new)
@@ -148,9 +147,10 @@ class StreamRadixCache(DonorRadixCache):
         self.homes.retracted += place is not None
         return place
 
-    def window_pages_of(self, requests: list[Req]) -> int:
-        """Distinct window pages that these requests hold."""
+    def window_pages_of(self, requests: list[Req], prefix: TreeNode) -> int:
+        """Distinct window pages that these requests hold, or that lead to ``prefix``."""
         mask = self._mask()
+        mask[self.pages_to(prefix)] = True
         for req in requests:
             if req.req_pool_idx is not None and req.kv is not None:
                 mask[self.allocator.rows.get(req.req_pool_idx, req.kv.kv_allocated_len)] = True

@@ -154,8 +154,7 @@ def add_one_req(
 def update_running_batch(original: Callable[..., Any], scheduler: Any, batch: Any) -> Any:
     """Scheduler.update_running_batch: requests whose pages lose their homes start over."""
     cache = _stream_cache(scheduler.tree_cache)
-    if cache is not None and not batch.is_empty():
-        batch.filter_batch()
+    if cache is not None:
         place = cache.stranded(batch.reqs)
         if place is not None:
             req = batch.reqs[place]
