@@ -63,8 +63,8 @@ def plan_pool(
         plan = plan_auto(local_bytes, donated, context, shape)
         if plan.total_tokens <= stock_tokens:
             logger.info(
-                "SwiftCache layer stream, auto: no window: with what donors lend it would make room "
-                "for %d tokens, and without it there is room for %d",
+                "SwiftCache layer stream, auto: no window: with what donors lend there would be "
+                "room for %d tokens, and without it there is for %d",
                 plan.total_tokens,
                 stock_tokens,
             )
