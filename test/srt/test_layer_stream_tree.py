@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from hypothesis import HealthCheck, settings
@@ -51,6 +50,22 @@ def test_a_prompt_beyond_the_regular_slots_is_computed(tree: StreamTree, chunk: 
         tree.check()
     tree.finish(request)
     tree.check()
+
+
+def test_streamed_and_resident_requests_share_a_forward(tree: StreamTree) -> None:
+    resident, streamed = tree.start(prompt(2, 12)), tree.start(prompt(1, 60))
+    assert resident is not None
+    assert streamed is not None
+    for token in range(5):
+        assert tree.decode([resident, streamed], token)
+        tree.check()
+    third = tree.start(prompt(3, 21), 8, beside=[streamed, resident])
+    assert third is not None, "prefilled beside what decodes"
+    tree.check()
+    assert tree.decode([third, resident, streamed], 1)
+    for request in (streamed, third, resident):
+        tree.finish(request)
+        tree.check()
 
 
 def test_the_next_turn_finds_it_again(tree: StreamTree) -> None:
@@ -245,7 +260,7 @@ def test_a_missed_scatter_would_be_seen(tree: StreamTree, monkeypatch: pytest.Mo
 def test_a_model_that_leaves_a_layer_out_is_told(tree: StreamTree) -> None:
     request = tree.start(prompt(1, 100))
     assert request is not None
-    plan = tree.cache.plan(tree._batch([request], np.array([101]), decode=True))  # type: ignore[arg-type]
+    plan = tree.cache.plan(tree._batch([request], torch.tensor([100]), [1], decode=True))
     with tree.streamer.planned(plan), tree.streamer.forward():
         with pytest.raises(RuntimeError, match="left out"):
             tree.streamer.wrap_model(lambda: [tree.pool.get_key_buffer(n) for n in (0, 2)])()
@@ -281,7 +296,7 @@ class StreamMachine(RuleBasedStateMachine):
         ids = prompt(kind, tokens)
         ids[len(ids) // 2 :] = [t + tail for t in ids[len(ids) // 2 :]]
         if len(self.tree.running) < 3:
-            self.tree.start(ids, chunk)
+            self.tree.start(ids, chunk, beside=self.tree.running[:1] if tail else ())
 
     @precondition(lambda self: self.tree.running)
     @rule(steps=st.integers(1, 6), token=st.integers(1, 3))
