@@ -58,6 +58,12 @@ class Settings:
     vacate_bytes_per_step: int = 256 << 20
     """Moved between donors in one scheduler step, at most, when memory is asked back."""
 
+    refill_bytes_per_step: int = 32 << 20
+    """Copied in one scheduler step, at most, to give blocks the copies that they are short of."""
+
+    refill_retry_s: float = 1.0
+    """Before blocks that are short of a copy are looked at again when none found room."""
+
     status_timeout_s: float = 2.0
     """A donor that has not answered after this is shown as unresponsive."""
 

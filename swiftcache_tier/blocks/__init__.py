@@ -5,13 +5,17 @@ from __future__ import annotations
 from swiftcache_tier.blocks.geometry import DonorGeometry, SubRanges
 from swiftcache_tier.blocks.placement import DonorRank, Link, Room, share
 from swiftcache_tier.blocks.pool import BlockCounts, BlockPool
+from swiftcache_tier.blocks.replicas import NONE, Refill, Replicas
 
 __all__ = [
+    "NONE",
     "BlockCounts",
     "BlockPool",
     "DonorGeometry",
     "DonorRank",
     "Link",
+    "Refill",
+    "Replicas",
     "Room",
     "SubRanges",
     "share",
