@@ -103,6 +103,9 @@ class Settings:
     sessions_max: int = 64
     """Receivers that one donor serves at once, and connections that it hears out at once."""
 
+    sessions_per_process_max: int = 8
+    """Of those, sessions of one process, and connections of one process that are heard out."""
+
     queued_messages_max: int = 256
     """Messages that wait for one peer before more are dropped."""
 

@@ -20,8 +20,15 @@ class Donor:
     """``swiftcache donor --device host`` in a runtime directory, as a context manager."""
 
     def __init__(
-        self, runtime_dir: Path, name: str, *, size: str = "8MiB", extent_size: str = "256KiB"
+        self,
+        runtime_dir: Path,
+        name: str,
+        *,
+        size: str = "8MiB",
+        extent_size: str = "256KiB",
+        **env: str,
     ) -> None:
+        """``env``: variables that are added to this process's environment."""
         self.runtime_dir = runtime_dir
         self.name = name
         self._log = runtime_dir.parent / f"donor-{name}.log"
@@ -30,6 +37,7 @@ class Donor:
         with self._log.open("wb") as log:
             self.process = subprocess.Popen(
                 [*command, "--runtime-dir", str(runtime_dir)],
+                env={**os.environ, **env},
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
