@@ -34,7 +34,7 @@ def run_cell(stage: Stage, name: str, fault: Fault, phase: str) -> Cell:
         stage.warm()
         cell = Cell(name, phase)
         try:
-            with PHASES[phase](stage, cell.tally):
+            with PHASES[phase](stage, Tally() if fault.ends_server else cell.tally):
                 began_s = time.monotonic()
                 fault.inject(stage)
                 wait_until(
@@ -49,10 +49,13 @@ def run_cell(stage: Stage, name: str, fault: Fault, phase: str) -> Cell:
             continue
     else:
         raise AssertionError(f"{phase}: over before the fault could come, {TRIES} times")
+    if fault.ends_server:
+        fault.repair(stage)
     # What lay on the victim is recomputed or read from a copy; both must be right.
     for i, (prompt, expected) in enumerate(zip(stage.prompts, stage.expected, strict=True)):
         cell.tally.note(f"afterwards {i}", expected, lambda prompt=prompt: stage.ask(prompt))  # type: ignore[misc]
-    fault.repair(stage)
+    if not fault.ends_server:
+        fault.repair(stage)
     stage.settle()
     cell.leaks += _leaks(stage)
     return cell

@@ -25,6 +25,8 @@ class Fault(NamedTuple):
     repair: Callable[[Stage], None]
     copies: bool = False
     """Needs a server that keeps copies and verifies what it restores."""
+    ends_server: bool = False
+    """Requests that are running end with the server, and are not counted."""
 
 
 def _kill(stage: Stage) -> None:
@@ -72,6 +74,25 @@ def _hang_the_server(stage: Stage) -> None:
         scheduler.resume()
 
 
+def _kill_the_server(stage: Stage) -> None:
+    stage.server.stop()
+
+
+def _is_clean(stage: Stage) -> bool:
+    """Donors have all their memory back, and nothing of the server is left in it."""
+    return all(
+        query_status(donor_paths(stage.runtime_dir, donor.name), Settings()).extents["free"]
+        == stage.extents()
+        and donor.memory_is_zero()
+        for donor in (stage.stays, stage.victim)
+    )
+
+
+def _start_the_server(stage: Stage) -> None:
+    stage.start_server()
+    stage.take_stock()
+
+
 def _nothing(stage: Stage) -> None:
     pass
 
@@ -103,6 +124,13 @@ FAULTS = {
         _hang_the_server,
         Stage.whole,
         _nothing,
+    ),
+    "server-killed": Fault(
+        "server and all its processes are killed (SIGKILL)",
+        _kill_the_server,
+        _is_clean,
+        _start_the_server,
+        ends_server=True,
     ),
     "memory-gone": Fault(
         "donor is killed and its memory is destroyed (with 2 copies)",

@@ -30,6 +30,11 @@ SERVER_FLAGS = (
     *("--max-total-tokens", str(POOL_TOKENS), "--page-size", "16", "--chunked-prefill-size", "128"),
     *("--random-seed", "1", "--swiftcache-donors"),
 )
+SERVER_ENV = {
+    # SGLang then counts the device pool at each step, and ends if a slot is lost or has two owners.
+    "SGLANG_ENABLE_STRICT_MEM_CHECK_DURING_BUSY": "1",
+    "SGLANG_CHECK_KV_PAGE_INVARIANTS": "1",
+}
 LEAKED_FILES_MAX = 6
 
 
@@ -42,9 +47,8 @@ class Stage:
         self._model, self._scratch, self._flags = model, scratch, flags
         self._resources = ExitStack()
         rng = random.Random(11)
-        tokens = lambda n: [rng.randrange(10, 500) for _ in range(n)]  # noqa: E731
-        self.prompts = [tokens(PROMPT_TOKENS) for _ in range(PROMPTS)]
-        self.long_prompt = tokens(LONG_TOKENS)
+        self.prompts = [_tokens(rng, PROMPT_TOKENS) for _ in range(PROMPTS)]
+        self.long_prompt = _tokens(rng, LONG_TOKENS)
         self.expected: list[list[int]] = []
         self.expected_long: list[int] = []
         self.expected_long_answer: list[int] = []
@@ -52,15 +56,14 @@ class Stage:
     def __enter__(self) -> Self:
         with ExitStack() as on_failure:
             on_failure.callback(self._resources.close)
-            self.start_donor(STAYS)
+            self.stays = self.start_donor(STAYS)
             self.victim = self.start_donor(VICTIM)
             self.start_server()
             self.settle()
             self.expected = [self.ask(prompt) for prompt in self.prompts]
             self.expected_long = self.ask(self.long_prompt)
             self.expected_long_answer = self.ask(self.prompts[-1], LONG_ANSWER_TOKENS)
-            self.server.flush(DEADLINE_S)
-            self.files_before = self.scheduler().num_fds()
+            self.take_stock()
             on_failure.pop_all()
         return self
 
@@ -75,6 +78,13 @@ class Stage:
     def start_donor(self, name: str) -> Donor:
         return self._resources.enter_context(Donor(self.runtime_dir, name, **DONOR_SIZE))
 
+    def take_stock(self) -> None:
+        """Note what a server holds that is warm and has nothing to do."""
+        self.settle()
+        self.ask(self.prompts[0])
+        self.server.flush(DEADLINE_S)
+        self.files_before = self.scheduler().num_fds()
+
     def restart_victim(self) -> None:
         self.victim = self.start_donor(VICTIM)
 
@@ -86,17 +96,12 @@ class Stage:
                 *("--swiftcache-runtime-dir", str(self.runtime_dir)),
                 *self._flags,
                 tmp_path=self._scratch,
+                env=SERVER_ENV,
             )
         )
 
     def scheduler(self) -> psutil.Process:
-        """The server's process that has the cache."""
-        [found] = [
-            process
-            for process in started_by(self.server.process)
-            if any("sglang::scheduler" in word for word in process.cmdline()[:1])
-        ]
-        return found
+        return scheduler_of(self.server)
 
     def ask(self, prompt: list[int], new_tokens: int = ANSWER_TOKENS) -> list[int]:
         return list(self.server.generate(prompt, new_tokens, timeout_s=DEADLINE_S)[0]["output_ids"])
@@ -142,6 +147,20 @@ class Stage:
         self.server.flush(DEADLINE_S)
         for prompt, expected in zip(self.prompts, self.expected, strict=True):
             assert self.ask(prompt) == expected, "a wrong answer without any fault"
+
+
+def scheduler_of(server: Server) -> psutil.Process:
+    """The server's process that has the cache."""
+    [found] = [
+        process
+        for process in started_by(server.process)
+        if any("sglang::scheduler" in word for word in process.cmdline()[:1])
+    ]
+    return found
+
+
+def _tokens(rng: random.Random, count: int) -> list[int]:
+    return [rng.randrange(10, 500) for _ in range(count)]
 
 
 def settled(tier: dict[str, Any]) -> bool:
