@@ -58,6 +58,12 @@ class Settings:
     vacate_bytes_per_step: int = 256 << 20
     """Moved between donors in one scheduler step, at most, when memory is asked back."""
 
+    refill_bytes_per_step: int = 32 << 20
+    """Copied in one scheduler step, at most, to give blocks the copies that they are short of."""
+
+    refill_retry_s: float = 1.0
+    """Before blocks that are short of a copy are looked at again when none found room."""
+
     status_timeout_s: float = 2.0
     """A donor that has not answered after this is shown as unresponsive."""
 
@@ -101,6 +107,9 @@ class Settings:
 
     sessions_max: int = 64
     """Receivers that one donor serves at once, and connections that it hears out at once."""
+
+    sessions_per_process_max: int = 8
+    """Of those, sessions of one process, and connections of one process that are heard out."""
 
     queued_messages_max: int = 256
     """Messages that wait for one peer before more are dropped."""

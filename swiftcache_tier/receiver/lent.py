@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
+from swiftcache_tier.control.complaints import Complaints
 from swiftcache_tier.control.messages import Offer, Reclaim
 from swiftcache_tier.errors import SwiftCacheError
 from swiftcache_tier.extents import AddressRange
@@ -47,6 +48,7 @@ class LentExtents:
         self._offset_bytes = offset_bytes
         self._extent_bytes = extent_bytes
         self._slice_s = slice_s
+        self._complaints = Complaints(logger)
         self._ledger = LeaseLedger(extents)
         self._asked: set[int] = set()
         self._to_unmap: set[int] = set()
@@ -62,11 +64,11 @@ class LentExtents:
         then, and keeps the rest from being mapped. The descriptors stay the caller's.
         """
         if len(offer.slots) != len(descriptors):
-            logger.error(
-                "declined an offer of %d extents that came with %d descriptors: expected one for "
-                "each; restart the donor in this version",
-                len(offer.slots),
-                len(descriptors),
+            self._complaints.note(
+                "descriptors",
+                f"declined an offer of {len(offer.slots)} extents that came with "
+                f"{len(descriptors)} descriptors: expected one for each; restart the donor in this "
+                f"version",
             )
             yield self._refuse(offer.grant, offer.slots)
             return
@@ -144,7 +146,9 @@ class LentExtents:
         try:
             self._address_range.map(self._place(slot), descriptor, self._extent_bytes)
         except (SwiftCacheError, OSError) as error:
-            logger.error("extent %d of an offer is declined, and those after it: %s", slot, error)
+            self._complaints.note(
+                "extent", f"extent {slot} of an offer is declined, and those after it: {error}"
+            )
             self.problem = str(error)
             self._ledger.declined(answer.new)
             outcome.decline.append(slot)

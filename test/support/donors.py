@@ -27,7 +27,9 @@ class Donor:
         size: str = "8MiB",
         extent_size: str = "256KiB",
         device: str = "host",
+        **env: str,
     ) -> None:
+        """``env``: variables that are added to this process's environment."""
         self.runtime_dir = runtime_dir
         self.name = name
         self._log = runtime_dir.parent / f"donor-{name}.log"
@@ -36,6 +38,7 @@ class Donor:
         with self._log.open("wb") as log:
             self.process = subprocess.Popen(
                 [*command, "--runtime-dir", str(runtime_dir)],
+                env={**os.environ, **env},
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,

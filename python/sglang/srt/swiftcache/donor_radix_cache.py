@@ -8,6 +8,7 @@ import torch
 from sglang.srt.mem_cache.hiradix_cache import HiRadixCache
 
 from sglang.srt.swiftcache.donor_kv_cache import DonorKVCache
+from sglang.srt.swiftcache.refill import Refiller
 from sglang.srt.swiftcache.tier_stats import TierStats
 from sglang.srt.swiftcache.vacate import Vacater
 from sglang.srt.swiftcache.verify import LoadVerifier
@@ -35,16 +36,36 @@ class DonorRadixCache(HiRadixCache):
         self._vacater = Vacater(self)
         checksums = self.tier_pool.checksums
         self._verifier = None if checksums is None else LoadVerifier(self, self._vacater, checksums)
+        replicas = self.tier_pool.replicas
+        self._refiller = (
+            None if replicas is None else Refiller(self.tier_pool, self._vacater, replicas)
+        )
 
     @property
     def tier_pool(self) -> DonorKVCache:
         return self.token_to_kv_pool_host
+
+    def reset(self) -> None:
+        super().reset()
+        # The parent forgets the events of transfers and keeps their nodes, now of no tree.
+        self.ongoing_write_through.clear()
+        self.ongoing_load_back.clear()
 
     def check_hicache_events(self) -> None:
         """Called by the scheduler at every step, also when idle or only decoding."""
         super().check_hicache_events()
         self.tier_pool.tier.poll()
         self._vacater.step()
+        if self._refiller is not None:
+            self._refiller.step()
+
+    def write_backup(self, node: TreeNode, write_back: bool = False) -> int:
+        # The parent evicts when a node does not fit. It does not fit either while its copies do
+        # not; what eviction leaves without room is then stored with fewer.
+        if self.tier_pool.replicas is not None and not self.tier_pool.has_room(len(node.value)):
+            self.evict_host(len(node.value))
+        backed_up: int = super().write_backup(node, write_back)
+        return backed_up
 
     def init_load_back(self, params: InitLoadBackParams) -> tuple[torch.Tensor, TreeNode]:
         if self._verifier is not None:
@@ -74,5 +95,15 @@ class DonorRadixCache(HiRadixCache):
             "block_bytes": pool.block_layout.block_bytes,
             "block_tokens": pool.page_size,
             "bytes": {"loaded": pool.loaded_bytes, "stored": pool.stored_bytes},
+            "replicas": self._replica_status(),
             **self.stats.as_dict(),
+        }
+
+    def _replica_status(self) -> dict[str, int]:
+        replicas, refiller = self.tier_pool.replicas, self._refiller
+        return {
+            "wanted": self.tier_pool.copies_wanted,
+            "copies": 0 if replicas is None else replicas.copies,
+            "short_blocks": 0 if replicas is None else replicas.short,
+            "refilled_blocks": 0 if refiller is None else refiller.blocks,
         }

@@ -40,6 +40,12 @@ VERIFY_HELP = (
     "longer overlap the prefill, and every block is read three times more."
 )
 
+REPLICAS_HELP = (
+    "Keep each block N times, on N different donors, so that the loss of one costs no recompute "
+    "and a corrupt block is read elsewhere (--swiftcache-verify). Divides what donors can hold by "
+    "N. Default: 1."
+)
+
 # (name, type, default). The types are objects, not strings: SGLang would resolve strings in a
 # module of its own.
 _FIELDS: list[tuple[str, Any, Any]] = [
@@ -59,6 +65,7 @@ _FIELDS: list[tuple[str, Any, Any]] = [
         "auto",
     ),
     ("swiftcache_verify", A[bool, Arg(help=VERIFY_HELP), NS("memory")], False),
+    ("swiftcache_replicas", A[int, Arg(help=REPLICAS_HELP), NS("memory")], 1),
 ]
 
 

@@ -13,7 +13,9 @@ class TierStats:
 
     ``hit_tokens`` and ``hits`` are by tier: tokens, and requests with at least one such token.
     ``lost_blocks`` is by cause: ``reclaimed`` (asked back and nowhere to go), ``donor_lost``.
-    ``corrupt_blocks`` were not what had been stored, and became misses (``verify``).
+    ``blocks_saved_by_copies`` were in memory that was asked back, lost or corrupt, and became one
+    of their copies (``--swiftcache-replicas``). ``corrupt_blocks`` were not what had been stored,
+    and became misses unless a copy was right (``verify``).
     """
 
     requests: int = 0
@@ -23,6 +25,7 @@ class TierStats:
     moved_blocks: int = 0
     lost_blocks: int = 0
     corrupt_blocks: int = 0
+    blocks_saved_by_copies: int = 0
 
     def count_requests(self, requests: Iterable[Any]) -> None:
         """``requests``: SGLang ``Req`` objects whose prefill batch has just been prepared."""
@@ -46,4 +49,5 @@ class TierStats:
             "moved_blocks": self.moved_blocks,
             "lost_blocks": self.lost_blocks,
             "corrupt_blocks": self.corrupt_blocks,
+            "blocks_saved_by_copies": self.blocks_saved_by_copies,
         }
