@@ -86,6 +86,11 @@ class Settings:
     mapping_slice_s: float = 0.02
     """Spent on mapping or unmapping extents, or on one of them, before other work has its turn."""
 
+    thread_switch_s: float = 0.0001
+    """After this a thread of a receiver must let another in that waits for the interpreter. A
+    scheduler that never sleeps would otherwise keep its control thread waiting 5 ms at each step of
+    mapping and unmapping, of which an extent takes several."""
+
     auto_pinned_bytes_max: int = 32 << 30
     """Host memory that `auto` takes for a receiver on a GPU when there is no donor, at most: all
     of it is locked at the start, which this keeps to about 20 s, and is no use to others then.
