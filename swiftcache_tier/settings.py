@@ -70,6 +70,12 @@ class Settings:
     owned_end_timeout_s: float = 5.0
     """A donor that its receiver owns is killed when it has not ended after this."""
 
+    watchdog_s: float = 60.0
+    """Work that waits so long without any progress is a stall; the state is logged then."""
+
+    metrics_interval_s: float = 1.0
+    """Between two times that a server's `/metrics` are brought up to date."""
+
     extent_bytes: int = 32 << 20
     """Unit in which memory is lent."""
 

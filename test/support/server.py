@@ -168,6 +168,10 @@ class Server:
         samples = (line.rpartition(" ") for line in lines if line and not line.startswith("#"))
         return {name: float(value) for name, _, value in samples}
 
+    def health_generate(self) -> int:
+        """Ask ``/health_generate``, which runs a request of SGLang's own; the status code."""
+        return requests.get(self.url + "/health_generate", timeout=REQUEST_TIMEOUT_S).status_code
+
     # -- inside -------------------------------------------------------------------------------
 
     def _environment(self, extra: Mapping[str, str | None]) -> dict[str, str]:

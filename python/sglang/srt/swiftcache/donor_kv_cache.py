@@ -14,6 +14,7 @@ from sglang.srt.mem_cache.pool_host.base import HostKVCache
 from sglang.srt.runtime_context import get_server_args
 
 from sglang.srt.swiftcache.paths import PathChooser
+from sglang.srt.swiftcache.traffic import Traffic
 from sglang.srt.swiftcache.verify import BlockChecksums
 from swiftcache_kernel import BlockLayout, LayerTransfer, PoolBuffers, copy_blocks
 from swiftcache_tier.errors import SwiftCacheError
@@ -100,6 +101,7 @@ class DonorKVCache(HostKVCache):
         self.tier.start()
         self._paths = PathChooser(args.swiftcache_io_backend, self._buffers, self.tier)
         self.checksums = BlockChecksums(self._buffers) if args.swiftcache_verify else None
+        self.traffic = Traffic(self.tier, self.block_layout.block_bytes, on_gpu=self._on_gpu)
         logger.info(
             "SwiftCache tier: %d blocks of %s (%d tokens, %s) from %d donor(s), device pool: "
             "%d tokens",
@@ -177,6 +179,8 @@ class DonorKVCache(HostKVCache):
         )
         if self._on_gpu:
             torch.cuda.current_stream(self._buffers.device).synchronize()
+        self.traffic.count("load", source)
+        self.traffic.count("store", target)
         if self.checksums is not None:
             self.checksums.move(source, target)
 
@@ -193,7 +197,11 @@ class DonorKVCache(HostKVCache):
         Both index tensors int64 [tokens], whole pages in the same order; host indices on the CPU.
         """
         operation = self._resolve(host_indices, device_indices)
+        if layer_id == 0:
+            self.traffic.hit(self.blocks_of(host_indices))
         (operation.rest if layer_id else operation.first).gather(layer_id)
+        if layer_id == self.layer_num - 1 and not self._on_gpu:
+            self.traffic.load_has_ended()
         self.loaded_bytes += operation.first.blocks * self.block_layout.layer_bytes
 
     def backup_from_device_all_layer(
@@ -212,6 +220,7 @@ class DonorKVCache(HostKVCache):
         if self.checksums is not None:
             self.checksums.record(self.blocks_of(host_indices), operation.rest.pages)
         self.stored_bytes += operation.rest.blocks * self.block_layout.block_bytes
+        self.traffic.count("store", self.blocks_of(host_indices))
 
     def _resolve(self, host_indices: torch.Tensor, device_indices: torch.Tensor) -> _Operation:
         """Addresses, pages and paths of an operation; made on its first layer, kept for the rest.

@@ -6,6 +6,7 @@ Every check raises ``SwiftCacheError`` with one line: what was wrong and what to
 from __future__ import annotations
 
 import argparse
+import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -148,6 +149,7 @@ def normalize(args: Any) -> None:
         ("--swiftcache-runtime-dir", args.swiftcache_runtime_dir is not None),
         ("--swiftcache-io-backend", args.swiftcache_io_backend != "auto"),
         ("--swiftcache-verify", args.swiftcache_verify),
+        ("--swiftcache-ttl", args.swiftcache_ttl is not None),
     ):
         if is_given:
             raise SwiftCacheError(
@@ -175,6 +177,7 @@ def check_before(args: Any) -> None:
         if getattr(args, field) != default:
             raise _host_tier_flag(field)
     parse_specs(args.swiftcache_donors)
+    _check_ttl(args.swiftcache_ttl)
     startup_check.check()
     # written back, so that the scheduler process and /server_info have the directory that counts
     args.swiftcache_runtime_dir = str(args.swiftcache_runtime_dir or default_runtime_dir())
@@ -201,6 +204,14 @@ def check_after(args: Any) -> None:
         Settings.from_env(),
         device="cpu" if args.device == "cpu" else f"cuda:{args.base_gpu_id}",
     )
+
+
+def _check_ttl(ttl_s: float | None) -> None:
+    if ttl_s is not None and not (math.isfinite(ttl_s) and ttl_s > 0):
+        raise SwiftCacheError(
+            f"--swiftcache-ttl {ttl_s:g}: expected seconds over 0; drop the flag to keep prefixes "
+            "until their memory is needed"
+        )
 
 
 def check_command_line(argv: Sequence[str]) -> None:

@@ -40,6 +40,11 @@ VERIFY_HELP = (
     "longer overlap the prefill, and every block is read three times more."
 )
 
+TTL_HELP = (
+    "Forget prefixes, on the device and on donors, that no request has used for so many seconds. "
+    "Default: keep them until their memory is needed."
+)
+
 # (name, type, default). The types are objects, not strings: SGLang would resolve strings in a
 # module of its own.
 _FIELDS: list[tuple[str, Any, Any]] = [
@@ -59,6 +64,11 @@ _FIELDS: list[tuple[str, Any, Any]] = [
         "auto",
     ),
     ("swiftcache_verify", A[bool, Arg(help=VERIFY_HELP), NS("memory")], False),
+    (
+        "swiftcache_ttl",
+        A[Optional[float], Arg(help=TTL_HELP), NS("memory")],  # noqa: UP045
+        None,
+    ),
 ]
 
 

@@ -54,9 +54,11 @@ class Vacater:
             count = self._move(node, doomed)
             moved += count
             if count == 0:
-                lost += self._give_up(node, busy)
+                cause = self._cause(node, doomed)
+                given_up = self._give_up(node, busy)
+                self._cache.stats.lost_by_cause[cause] += given_up
+                lost += given_up
         self._cache.stats.moved_blocks += moved
-        self._cache.stats.lost_blocks += lost
         if moved or lost:
             logger.info(
                 "SwiftCache: %d blocks asked back: moved %d, lost %d in this step",
@@ -109,6 +111,13 @@ class Vacater:
                 busy.add(node)
                 node = node.parent
         return busy
+
+    def _cause(self, node: TreeNode, doomed: np.ndarray) -> str:
+        """Why a node's doomed blocks go, as `TierStats` names it."""
+        tier = self._cache.tier_pool.tier
+        blocks = self._cache.tier_pool.blocks_of(node.host_value)
+        donors = tier.donor_of(blocks[np.isin(blocks, doomed)]).tolist()
+        return "reclaimed" if tier.lost_donors().isdisjoint(donors) else "donor_lost"
 
     def _move(self, node: TreeNode, doomed: np.ndarray) -> int:
         """Copy a node's doomed blocks elsewhere. Returns how many, 0 if there is no room."""
