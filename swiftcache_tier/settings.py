@@ -15,6 +15,7 @@ _PREFIX = "SWIFTCACHE_"
 # Read elsewhere: they choose folders, and what examples run.
 _OTHER_VARIABLES = {
     "SWIFTCACHE_CACHE",
+    "SWIFTCACHE_LOG_FORMAT",
     "SWIFTCACHE_MASTER_MODEL",
     "SWIFTCACHE_ROLE",
     "SWIFTCACHE_RUNTIME_DIR",

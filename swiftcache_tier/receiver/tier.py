@@ -273,6 +273,13 @@ class DonorTier:
             event.link,
             event.extents,
             format_size(event.extent_bytes),
+            extra={
+                "event": "donor_joined",
+                "donor": event.name,
+                "donor_pid": event.pid,
+                "extents": event.extents,
+                "link": event.link.kind,
+            },
         )
 
     def _lose(self, event: DonorLost) -> None:
@@ -291,6 +298,13 @@ class DonorTier:
             event.reason,
             len(donation.mapped),
             counts.retiring,
+            extra={
+                "event": "donor_lost",
+                "donor": donation.joined.name,
+                "donor_pid": donation.joined.pid,
+                "extents": len(donation.mapped),
+                "reason": event.reason,
+            },
         )
 
     def _retire(self, key: int, slots: list[int], deadline_s: float) -> None:

@@ -2,20 +2,28 @@
 
 from __future__ import annotations
 
+import json
 import re
+import subprocess
+import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+import requests
 from e2e.conftest import SMALL_POOL
 
 from sglang.srt.swiftcache import tier_metrics, ttft
 from support.conversations import Turn, donor_tokens, hold
+from support.deployed import adapter_expressions, dashboard_expressions, rules
 from support.donors import Donor
-from support.processes import wait_until
-from support.server import Server
+from support.processes import free_port, wait_until
+from support.promql import sample_labels, selectors
+from support.server import Server, samples
 
 DEADLINE_S = 60.0
+SWIFTCACHE = (sys.executable, "-m", "swiftcache_tier")
 BLOCK_BYTES = 16384  # of the tiny model, at 16 tokens a page
 STORED = 'swiftcache_donor_bytes_transferred_total{direction="store",donor="attic"}'
 LOADED = 'swiftcache_donor_bytes_transferred_total{direction="load",donor="attic"}'
@@ -36,7 +44,7 @@ def server(
         *SMALL_POOL,
         *("--page-size", "16", "--enable-metrics"),
         *("--swiftcache-donors", "--swiftcache-runtime-dir", str(donor.runtime_dir)),
-        env={"SWIFTCACHE_METRICS_INTERVAL_S": "0.1"},
+        env={"SWIFTCACHE_METRICS_INTERVAL_S": "0.1", "SWIFTCACHE_LOG_FORMAT": "json"},
         tmp_path=tmp_path_factory.mktemp("server"),
     ) as running:
         yield running
@@ -150,6 +158,84 @@ def test_probes_are_not_counted(server: Server, turns: list[Turn]) -> None:
         assert server.health_generate() == 200
     server.generate(list(range(5, 40)))
     assert settled(server, len(turns) + 1).keys() == before.keys()
+
+
+@contextmanager
+def exporter(runtime_dir: Path) -> Iterator[str]:
+    """`swiftcache exporter` as a process; yields its URL."""
+    port = free_port()
+    command = [*SWIFTCACHE, "exporter", "--port", str(port), "--runtime-dir", str(runtime_dir)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            assert "/metrics, donors of" in process.stdout.readline()
+            yield f"http://127.0.0.1:{port}/metrics"
+            process.terminate()
+            assert process.wait(DEADLINE_S) == 0
+        finally:
+            process.kill()
+
+
+def test_the_exporter_has_the_donors_side(server: Server, donor: Donor, turns: list[Turn]) -> None:
+    with exporter(donor.runtime_dir) as url:
+        found = samples(requests.get(url, timeout=DEADLINE_S).text)
+        assert found["swiftcache_donors_found"] == 1
+        assert found['swiftcache_donor_up{donor="attic"}'] == 1
+        extents = server.swiftcache()["donors"][0]["extents_total"]
+        assert found['swiftcache_donor_extents{donor="attic",state="lent"}'] == extents
+        for state in ("free", "orphaned", "degraded"):
+            assert found[f'swiftcache_donor_extents{{donor="attic",state="{state}"}}'] == 0
+        held = [v for key, v in found.items() if key.startswith("swiftcache_donor_receiver_bytes")]
+        assert held == [8 << 20]
+
+
+def test_rules_and_dashboard_read_metrics_and_labels_that_there_are(
+    server: Server, donor: Donor, turns: list[Turn]
+) -> None:
+    there = sample_labels(server.metrics_text())
+    with exporter(donor.runtime_dir) as url:
+        there |= sample_labels(requests.get(url, timeout=DEADLINE_S).text)
+    records, alerts = rules()
+    recorded = {rule.record for rule in records}
+    expressions = [rule.expr for rule in [*records, *alerts]]
+    expressions += dashboard_expressions() + adapter_expressions()
+    for selector in {s for expression in expressions for s in selectors(expression)}:
+        if selector.metric in recorded:
+            continue
+        assert selector.metric in there, f"{selector.metric} is nowhere"
+        missing = selector.labels - there[selector.metric] - {"instance", "namespace", "pod"}
+        assert not missing, f"{selector.metric} has no label {missing}"
+
+
+def test_top_shows_donors_links_and_hits(server: Server, donor: Donor, turns: list[Turn]) -> None:
+    command = [*SWIFTCACHE, "top", "--runtime-dir", str(donor.runtime_dir)]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE_S)
+    assert result.returncode == 0, result.stderr
+    rows = [re.split(r"\s{2,}", line.strip()) for line in result.stdout.splitlines()]
+    state = server.swiftcache()
+    blocks = state["donors"][0]["blocks"]
+    (donor_row,) = (row for row in rows if row[0] == "attic")
+    assert donor_row[1:4] == ["host", "serving", "8 MiB"]
+    (link,) = (row for row in rows if row[1:2] == ["attic"])
+    assert link[0] == server.url
+    assert link[2:6] == ["host", "joined", str(blocks["used"]), str(blocks["total"])]
+    assert link[6:8] == ["0.00", "0.00"], "nothing moved while top looked twice"
+    assert int(link[8]) >= donor_tokens(turns)
+    (hits,) = (row for row in rows if row[0] == server.url and "%" in row[3])
+    assert (hits[0], int(hits[1])) == (server.url, state["requests"])
+    shares = [float(share.rstrip("%")) for share in hits[3:6]]
+    assert sum(shares) == pytest.approx(100, abs=0.2)
+    assert hits[6:] == ["0", "0", "0"]
+
+
+def test_the_server_logs_events_as_json(server: Server, donor: Donor, turns: list[Turn]) -> None:
+    lines = [json.loads(line) for line in server.log().splitlines() if line.startswith("{")]
+    (joined,) = [line for line in lines if line.get("event") == "donor_joined"]
+    assert joined["level"] == "INFO"
+    assert joined["logger"] == "swiftcache_tier.receiver.tier"
+    assert (joined["donor"], joined["donor_pid"]) == ("attic", donor.process.pid)
+    assert joined["extents"] == 32
+    assert "donor attic (process" in joined["message"]
 
 
 def test_a_reclaim_and_a_loss_are_counted(server: Server, donor: Donor, turns: list[Turn]) -> None:

@@ -57,7 +57,10 @@ class Expiry:
         if tokens:
             cache.stats.expired_tokens += tokens
             logger.info(
-                "SwiftCache: forgot %d tokens that were not used for %g s", tokens, self._ttl_s
+                "SwiftCache: forgot %d tokens that were not used for %g s",
+                tokens,
+                self._ttl_s,
+                extra={"event": "expired", "tokens": tokens},
             )
         return tokens
 

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 from sglang.srt.swiftcache import BACKEND_NAME
 from swiftcache_tier.errors import SwiftCacheError
+from swiftcache_tier.log_format import json_wanted
 
 # HiCache's own sizing and layout: donors decide both. Values are what ServerArgs defaults to.
 _HOST_TIER_FLAGS = {
@@ -178,6 +179,7 @@ def check_before(args: Any) -> None:
             raise _host_tier_flag(field)
     parse_specs(args.swiftcache_donors)
     _check_ttl(args.swiftcache_ttl)
+    json_wanted()  # a format that is none is refused now, not in the scheduler process
     startup_check.check()
     # written back, so that the scheduler process and /server_info have the directory that counts
     args.swiftcache_runtime_dir = str(args.swiftcache_runtime_dir or default_runtime_dir())

@@ -111,6 +111,12 @@ METRICS = (
         _DONOR,
     ),
     Metric(
+        "swiftcache_donor_elastic",
+        "gauge",
+        "1 if the donor is a serving engine, which lends of its own KV pool.",
+        _DONOR,
+    ),
+    Metric(
         "swiftcache_blocks",
         "gauge",
         "Blocks of donor memory; retiring ones are in use and asked back.",
@@ -231,6 +237,8 @@ class TierMetrics:
             lent = sum(donor["bytes"] for donor in donors)
             ratio = lent / lends if lends else 0.0
             self._set("swiftcache_worker_donated_memory_ratio", ratio, donor=name)
+            elastic = any(donor.get("elastic", False) for donor in donors)
+            self._set("swiftcache_donor_elastic", elastic, donor=name)
             rate = max((_bytes_per_s(donor) for donor in donors), default=0.0)
             self._set("swiftcache_donor_bandwidth", rate, donor=name)
             if any(donor["link"] == "nvlink" for donor in donors):

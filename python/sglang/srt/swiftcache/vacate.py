@@ -65,6 +65,12 @@ class Vacater:
                 doomed.size,
                 moved,
                 lost,
+                extra={
+                    "event": "vacated",
+                    "asked_blocks": doomed.size,
+                    "moved_blocks": moved,
+                    "lost_blocks": lost,
+                },
             )
 
     def drop_subtree(self, root: TreeNode) -> bool:

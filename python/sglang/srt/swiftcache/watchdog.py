@@ -133,4 +133,5 @@ class Watchdog:
             "" if stack is None else " (in the midst of a step)",
             summary(violations),
             orjson.dumps(state, default=str).decode(),
+            extra={"event": "stalled", "stalled": self._stalled, "state": state},
         )
