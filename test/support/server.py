@@ -35,6 +35,13 @@ LOG_TAIL_LINES = 60
 REQUEST_TIMEOUT_S = 120.0
 
 
+def samples(metrics_text: str) -> dict[str, float]:
+    """A ``/metrics`` answer as {sample name with its labels: value}."""
+    lines = (line for line in metrics_text.splitlines() if line and not line.startswith("#"))
+    parts = (line.rpartition(" ") for line in lines)
+    return {name: float(value) for name, _, value in parts}
+
+
 class ServerFailed(AssertionError):
     """The server ended, or never became ready; the message ends with the tail of its log."""
 
@@ -178,9 +185,14 @@ class Server:
 
     def metrics(self) -> dict[str, float]:
         """``/metrics`` as {sample name with its labels: value}; needs ``--enable-metrics``."""
-        lines = self._get("/metrics").text.splitlines()
-        samples = (line.rpartition(" ") for line in lines if line and not line.startswith("#"))
-        return {name: float(value) for name, _, value in samples}
+        return samples(self.metrics_text())
+
+    def metrics_text(self) -> str:
+        return self._get("/metrics").text
+
+    def health_generate(self) -> int:
+        """Ask ``/health_generate``, which runs a request of SGLang's own; the status code."""
+        return requests.get(self.url + "/health_generate", timeout=REQUEST_TIMEOUT_S).status_code
 
     # -- inside -------------------------------------------------------------------------------
 

@@ -14,6 +14,7 @@ from sglang.srt.mem_cache.pool_host.base import HostKVCache
 from sglang.srt.runtime_context import get_server_args
 
 from sglang.srt.swiftcache.paths import PathChooser
+from sglang.srt.swiftcache.traffic import Traffic
 from sglang.srt.swiftcache.verify import BlockChecksums
 from swiftcache_kernel import BlockLayout, LayerTransfer, PoolBuffers, copy_blocks
 from swiftcache_tier.blocks import NONE, Replicas
@@ -104,6 +105,7 @@ class DonorKVCache(HostKVCache):
         copies = args.swiftcache_replicas
         self.copies_wanted = copies
         self.replicas = Replicas(self.tier, copies) if copies > 1 else None
+        self.traffic = Traffic(self.tier, self.block_layout.block_bytes, on_gpu=self._on_gpu)
         logger.info(
             "SwiftCache tier: %d blocks of %s (%d tokens, %s) from %d donor(s), device pool: "
             "%d tokens",
@@ -212,6 +214,8 @@ class DonorKVCache(HostKVCache):
         )
         if self._on_gpu:
             torch.cuda.current_stream(self._buffers.device).synchronize()
+        self.traffic.count("load", source)
+        self.traffic.count("store", target)
 
     def load_to_device_per_layer(
         self,
@@ -226,7 +230,11 @@ class DonorKVCache(HostKVCache):
         Both index tensors int64 [tokens], whole pages in the same order; host indices on the CPU.
         """
         operation = self._resolve(host_indices, device_indices)
+        if layer_id == 0:
+            self.traffic.hit(self.blocks_of(host_indices))
         (operation.rest if layer_id else operation.first).gather(layer_id)
+        if layer_id == self.layer_num - 1 and not self._on_gpu:
+            self.traffic.load_has_ended()
         self.loaded_bytes += operation.first.blocks * self.block_layout.layer_bytes
 
     def backup_from_device_all_layer(
@@ -249,6 +257,7 @@ class DonorKVCache(HostKVCache):
         if self.checksums is not None:
             self.checksums.record(blocks, operation.rest.pages)
         self.stored_bytes += operation.rest.blocks * self.block_layout.block_bytes
+        self.traffic.count("store", blocks)
 
     def _store_copies(self, copies: np.ndarray, pages: torch.Tensor) -> None:
         """Queue the copy of those of ``pages`` that have a block in ``copies``; int64 [n] both."""
@@ -263,6 +272,7 @@ class DonorKVCache(HostKVCache):
         _, transfer = self._paths.transfers(copies[placed], pages)
         transfer.scatter_all()
         self.stored_bytes += transfer.blocks * self.block_layout.block_bytes
+        self.traffic.count("store", copies[placed])
 
     def _resolve(self, host_indices: torch.Tensor, device_indices: torch.Tensor) -> _Operation:
         """Addresses, pages and paths of an operation; made on its first layer, kept for the rest.

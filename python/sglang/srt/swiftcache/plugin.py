@@ -11,6 +11,7 @@ from sglang.srt.plugins.hook_registry import HookRegistry
 from sglang.srt.swiftcache import BACKEND_NAME, EXIT_BAD_INPUT
 from sglang.srt.swiftcache.hooks import HOOKS
 from swiftcache_tier.errors import SwiftCacheError
+from swiftcache_tier.log_format import json_wanted, log_as_json
 
 if TYPE_CHECKING:
     from sglang.srt.mem_cache.registry import TreeCacheBuildContext
@@ -33,6 +34,8 @@ def build_radix_cache(context: TreeCacheBuildContext) -> DonorRadixCache:
     """
     from sglang.srt.swiftcache.donor_radix_cache import DonorRadixCache
 
+    if json_wanted():
+        log_as_json("sglang.srt.swiftcache", "swiftcache_tier")
     try:
         cache = DonorRadixCache(params=context.params, server_args=context.server_args)
     except SwiftCacheError as error:

@@ -45,6 +45,10 @@ REPLICAS_HELP = (
     "and a corrupt block is read elsewhere (--swiftcache-verify). Divides what donors can hold by "
     "N. Default: 1."
 )
+TTL_HELP = (
+    "Forget prefixes, on the device and on donors, that no request has used for so many seconds. "
+    "Default: keep them until their memory is needed."
+)
 
 # (name, type, default). The types are objects, not strings: SGLang would resolve strings in a
 # module of its own.
@@ -66,6 +70,11 @@ _FIELDS: list[tuple[str, Any, Any]] = [
     ),
     ("swiftcache_verify", A[bool, Arg(help=VERIFY_HELP), NS("memory")], False),
     ("swiftcache_replicas", A[int, Arg(help=REPLICAS_HELP), NS("memory")], 1),
+    (
+        "swiftcache_ttl",
+        A[Optional[float], Arg(help=TTL_HELP), NS("memory")],  # noqa: UP045
+        None,
+    ),
 ]
 
 

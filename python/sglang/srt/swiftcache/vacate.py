@@ -61,15 +61,23 @@ class Vacater:
             count = self._move(node, doomed)
             moved += count
             if count == 0:
-                lost += self._give_up(node, busy)
+                cause = self._cause(node, doomed)
+                given_up = self._give_up(node, busy)
+                self._cache.stats.lost_by_cause[cause] += given_up
+                lost += given_up
         self._cache.stats.moved_blocks += moved
-        self._cache.stats.lost_blocks += lost
         if moved or lost:
             logger.info(
                 "SwiftCache: %d blocks asked back: moved %d, lost %d in this step",
                 doomed.size,
                 moved,
                 lost,
+                extra={
+                    "event": "vacated",
+                    "asked_blocks": doomed.size,
+                    "moved_blocks": moved,
+                    "lost_blocks": lost,
+                },
             )
 
     def blocks_in_flight(self) -> set[int]:
@@ -140,6 +148,13 @@ class Vacater:
         node.host_value = pool.slots_of(blocks)
         self._cache.stats.blocks_saved_by_copies += int(np.count_nonzero(saved))
         return not saved.all()
+
+    def _cause(self, node: TreeNode, doomed: np.ndarray) -> str:
+        """Why a node's doomed blocks go, as `TierStats` names it."""
+        tier = self._cache.tier_pool.tier
+        blocks = self._cache.tier_pool.blocks_of(node.host_value)
+        donors = tier.donor_of(blocks[np.isin(blocks, doomed)]).tolist()
+        return "reclaimed" if tier.lost_donors().isdisjoint(donors) else "donor_lost"
 
     def _move(self, node: TreeNode, doomed: np.ndarray) -> int:
         """Copy a node's doomed blocks elsewhere. Returns how many, 0 if there is no room."""
