@@ -58,6 +58,11 @@ class Settings:
     vacate_bytes_per_step: int = 256 << 20
     """Moved between donors in one scheduler step, at most, when memory is asked back."""
 
+    stream_bytes_per_step: int = 2 << 30
+    """KV that a server with a layer window reads from donors in one decode step, at most, while
+    several requests run: at 350 GB/s 6 ms, about as long as such a step takes. A request that alone
+    needs more waits until no other runs."""
+
     status_timeout_s: float = 2.0
     """A donor that has not answered after this is shown as unresponsive."""
 

@@ -40,6 +40,12 @@ class DonorRadixCache(HiRadixCache):
     def tier_pool(self) -> DonorKVCache:
         return self.token_to_kv_pool_host
 
+    def reset(self) -> None:
+        super().reset()
+        # The parent drops their acknowledgements and leaves these, nodes of a tree that is gone.
+        self.ongoing_load_back.clear()
+        self.ongoing_write_through.clear()
+
     def check_hicache_events(self) -> None:
         """Called by the scheduler at every step, also when idle or only decoding."""
         super().check_hicache_events()

@@ -16,6 +16,7 @@ from typing import Any, Optional
 from sglang.srt.arg_groups.arg_utils import NS, A, Arg, namespace_of, resolvable_fields
 
 from sglang.srt.swiftcache import BACKEND_NAME, EXIT_BAD_INPUT, cpu_engine, flag_checks
+from sglang.srt.swiftcache.layer_stream import flag_checks as layer_stream_checks
 from swiftcache_tier.errors import SwiftCacheError
 
 IO_BACKENDS = ("auto", "kernel", "copy")
@@ -40,6 +41,13 @@ VERIFY_HELP = (
     "longer overlap the prefill, and every block is read three times more."
 )
 
+LAYER_STREAM_HELP = (
+    "Contexts longer than this device's KV memory: 'off', 'auto' (a window sized from free local "
+    "and donated memory) or the number of tokens whose KV, beyond the regular slots, is kept on "
+    "donors and streamed through the device layer by layer. Needs --swiftcache-donors; sets "
+    "--page-size to 16 where it is not given."
+)
+
 # (name, type, default). The types are objects, not strings: SGLang would resolve strings in a
 # module of its own.
 _FIELDS: list[tuple[str, Any, Any]] = [
@@ -59,6 +67,11 @@ _FIELDS: list[tuple[str, Any, Any]] = [
         "auto",
     ),
     ("swiftcache_verify", A[bool, Arg(help=VERIFY_HELP), NS("memory")], False),
+    (
+        "swiftcache_layer_stream",
+        A[str, Arg(help=LAYER_STREAM_HELP), NS("memory")],
+        "off",
+    ),
 ]
 
 
@@ -96,14 +109,17 @@ def _with_swiftcache(post_init: Callable[[Any], None]) -> Callable[[Any], None]:
         if self.device == "cpu":
             cpu_engine.enable()
         flag_checks.normalize(self)
+        layer_stream_checks.normalize(self)
         if self.swiftcache_donors is None:
             post_init(self)
             return
         flag_checks.check_before(self)
+        layer_stream_checks.check_before(self)
         self.enable_hierarchical_cache = True
         self.radix_cache_backend = BACKEND_NAME
         post_init(self)
         flag_checks.check_after(self)
+        layer_stream_checks.check_after(self)
 
     return with_swiftcache
 

@@ -67,7 +67,7 @@ class Vacater:
 
     def drop_subtree(self, root: TreeNode) -> bool:
         """Remove a node that lives on donors only, and all below it. False if one is in use."""
-        nodes = list(_subtree(root))
+        nodes = list(subtree(root))
         if any(not n.evicted or n.host_ref_counter > 0 for n in nodes):
             return False
         cache = self._cache
@@ -93,7 +93,7 @@ class Vacater:
         return [
             node
             for top in self._cache.root_node.children.values()
-            for node in _subtree(top)
+            for node in subtree(top)
             if node.host_value is not None
             and np.isin(pool.blocks_of(node.host_value), doomed).any()
         ]
@@ -119,6 +119,7 @@ class Vacater:
         targets = pool.tier.alloc(count)
         if targets is None:
             self._evict_colder(node, count)
+            self._make_room_for(count)
             targets = pool.tier.alloc(count)
         if targets is None:
             return 0
@@ -126,8 +127,15 @@ class Vacater:
         pool.copy_blocks(sources, targets)
         blocks[inside] = targets
         node.host_value = pool.slots_of(blocks)
+        self._blocks_moved(sources, targets)
         pool.tier.free(sources)
         return count
+
+    def _make_room_for(self, count: int) -> None:
+        """More than evicting can be done by a tier that uses blocks for more than copies."""
+
+    def _blocks_moved(self, sources: np.ndarray, targets: np.ndarray) -> None:
+        """For whoever else knows blocks by their ids."""
 
     def _evict_colder(self, node: TreeNode, count: int) -> None:
         """LRU-evict donor blocks, with the node itself out of reach."""
@@ -145,7 +153,7 @@ class Vacater:
 
     def _give_up(self, node: TreeNode, busy: set[TreeNode]) -> int:
         """Forget the copies of a node and of all below it. Returns the blocks lost, 0 if busy."""
-        nodes = list(_subtree(node))
+        nodes = list(subtree(node))
         if any(n in busy or n.host_ref_counter > 0 for n in nodes):
             return 0
         tokens: int = sum(len(n.host_value) for n in nodes if n.host_value is not None)
@@ -169,7 +177,7 @@ class Vacater:
         node.host_value = None
 
 
-def _subtree(root: TreeNode) -> Iterator[TreeNode]:
+def subtree(root: TreeNode) -> Iterator[TreeNode]:
     """The node and all below it, parents first."""
     stack = [root]
     while stack:
