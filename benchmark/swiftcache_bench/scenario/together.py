@@ -61,7 +61,7 @@ async def run_together(
     with it. What is under way at the limit is given up. Raises BenchmarkError for unfit settings.
     """
     result = Together({name: [] for name in (*loads, *background)})
-    gate = _Gate(len(loads))
+    gate = _Gate(len(loads), begun)
     async with AsyncExitStack() as clients:
         of = {
             name: await clients.enter_async_context(Client(load.url, request_timeout_s))
@@ -80,7 +80,6 @@ async def run_together(
 
         async def watch_clock() -> None:
             await gate.opened.wait()
-            await asyncio.to_thread(begun)
             start_s = time.perf_counter()
             try:
                 if event is not None:
@@ -108,15 +107,17 @@ async def run_together(
 
 
 class _Gate:
-    """Opens once all loads have sent what they send beforehand."""
+    """Opens once all loads have sent what they send beforehand, and `begun` has returned."""
 
-    def __init__(self, loads: int) -> None:
+    def __init__(self, loads: int, begun: Callable[[], None]) -> None:
         self.opened = asyncio.Event()
         self._expected = loads
+        self._begun = begun
 
     async def pass_through(self) -> None:
         self._expected -= 1
-        if self._expected <= 0:
+        if not self._expected:
+            await asyncio.to_thread(self._begun)
             self.opened.set()
         await self.opened.wait()
 
