@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from swiftcache_tier.blocks.geometry import DonorGeometry, SubRanges
+from swiftcache_tier.blocks.kv_format import KVFormat
 from swiftcache_tier.blocks.placement import DonorRank, Link, Room, share
 from swiftcache_tier.blocks.pool import BlockCounts, BlockPool
 
@@ -11,6 +12,7 @@ __all__ = [
     "BlockPool",
     "DonorGeometry",
     "DonorRank",
+    "KVFormat",
     "Link",
     "Room",
     "SubRanges",
