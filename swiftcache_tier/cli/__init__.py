@@ -7,12 +7,12 @@ import sys
 from collections.abc import Sequence
 from typing import NoReturn
 
-from swiftcache_tier.cli import donor, status
+from swiftcache_tier.cli import donor, drain, limit, status
 from swiftcache_tier.errors import SwiftCacheError
 
 # Each module has `add_parser(subparsers)`, which sets the default `run` to a function that takes
 # the parsed arguments and returns the exit status.
-_SUBCOMMANDS = (donor, status)
+_SUBCOMMANDS = (donor, status, limit, drain)
 _USAGE_ERROR = 2
 
 

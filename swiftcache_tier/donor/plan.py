@@ -14,6 +14,7 @@ from swiftcache_tier.control.runtime_dir import DonorPaths, donor_paths, ensure_
 from swiftcache_tier.donor.owner import Owner
 from swiftcache_tier.errors import SwiftCacheError
 from swiftcache_tier.extents import Arena, arena_for
+from swiftcache_tier.extents.pool_memory import PoolMemory
 from swiftcache_tier.settings import Settings
 from swiftcache_tier.sizes import format_size
 
@@ -81,7 +82,7 @@ def plan_donor(
             f"{format_size(available_bytes)} is available now, beyond what other donors have "
             f"promised; lend less or free some"
         )
-    open_files = extents + _OTHER_FILES + _FILES_PER_SESSION * settings.sessions_max
+    open_files = _open_files(extents, settings)
     _, most_files = resource.getrlimit(resource.RLIMIT_NOFILE)
     if most_files != resource.RLIM_INFINITY and open_files > most_files:
         raise SwiftCacheError(
@@ -93,3 +94,26 @@ def plan_donor(
     ensure_runtime_dir(runtime_dir)
     paths = donor_paths(runtime_dir, name or f"{device.replace(':', '')}-{os.getpid()}")
     return DonorPlan(arena, paths, extent_bytes, extents, allowed_uids, owner, open_files)
+
+
+def plan_pool_donor(
+    memory: PoolMemory, name: str, runtime_dir: Path, settings: Settings
+) -> DonorPlan:
+    """The donor of a serving engine whose KV pool lies in `memory`, for its own user's processes.
+
+    Makes the runtime directory and nothing else. Raises SwiftCacheError for one that is unsafe.
+    """
+    ensure_runtime_dir(runtime_dir)
+    return DonorPlan(
+        arena=memory.arena,
+        paths=donor_paths(runtime_dir, name),
+        extent_bytes=memory.extent_bytes,
+        extents=memory.extents,
+        allowed_uids=frozenset({os.geteuid(), 0}),
+        owner=None,
+        open_files=_open_files(memory.extents, settings),
+    )
+
+
+def _open_files(extents: int, settings: Settings) -> int:
+    return extents + _OTHER_FILES + _FILES_PER_SESSION * settings.sessions_max
