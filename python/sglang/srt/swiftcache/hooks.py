@@ -2,7 +2,8 @@
 
 Each entry says what it is for and what to check when the pinned version moves. They are installed
 through SGLang's own registry, which only logs a hook that failed; ``startup_check`` turns that
-into a server that does not start. A hook does nothing unless ``--swiftcache-donors`` is given.
+into a server that does not start. A hook does nothing unless ``--swiftcache-donors`` or
+``--swiftcache-donate`` is given.
 """
 
 from __future__ import annotations
@@ -65,10 +66,45 @@ def _count_prefix_sources(_: Any, batch: Any, *__: Any) -> None:
 
 
 def _refuse_uncovered_model(server_args: Any) -> None:
-    if server_args.swiftcache_donors is not None:
+    from sglang.srt.swiftcache import donate_checks
+
+    flag = "--swiftcache-donors" if server_args.swiftcache_donors is not None else None
+    flag = "--swiftcache-donate" if donate_checks.is_on(server_args) else flag
+    if flag is not None:
         from sglang.srt.swiftcache.model_check import check_model
 
-        check_model(server_args.get_model_config())
+        check_model(server_args.get_model_config(), flag)
+
+
+def _lay_out_by_pages(original: Callable[[Any], None], server_args: Any) -> None:
+    from sglang.srt.swiftcache import donate_checks
+
+    if donate_checks.is_on(server_args) and not donate_checks.turn_page_major_on(server_args):
+        return
+    original(server_args)
+
+
+def _build_elastic_pool(original: Callable[..., Any], configurator: Any, **kwargs: Any) -> Any:
+    from sglang.srt.swiftcache import donate_checks
+
+    if donate_checks.is_on(configurator.server_args):
+        from sglang.srt.swiftcache.elastic_pool import ElasticKVPool
+
+        kwargs["mha_pool_class"] = ElasticKVPool
+    return original(configurator, **kwargs)
+
+
+def _build_elastic_allocator(
+    original: Callable[..., Any], configurator: Any, *, token_to_kv_pool: Any, **kwargs: Any
+) -> Any:
+    from sglang.srt.swiftcache import donate_checks
+
+    allocator = original(configurator, token_to_kv_pool=token_to_kv_pool, **kwargs)
+    if donate_checks.is_on(configurator.server_args):
+        from sglang.srt.swiftcache.elastic_allocator import ElasticAllocator
+
+        return ElasticAllocator(allocator, token_to_kv_pool)
+    return allocator
 
 
 HOOKS = (
@@ -79,6 +115,29 @@ HOOKS = (
         reason="SGLang adjusts itself to some model families, and fails on them, before the model "
         "is known to anyone else",
         on_upgrade="still the first to read the model's config, with model_path resolved",
+    ),
+    Hook(
+        "sglang.srt.server_args.ServerArgs._handle_page_major_kv_layout",
+        HookType.AROUND,
+        _lay_out_by_pages,
+        reason="the flag turns the page-major layout on, also on the CPU, which SGLang refuses",
+        on_upgrade="runs after the attention backends are resolved; which backends it allows",
+    ),
+    Hook(
+        "sglang.srt.mem_cache.kv_cache_configurator.KVCacheConfigurator._build_mha_kv_pool",
+        HookType.AROUND,
+        _build_elastic_pool,
+        reason="SGLang names the pool's class itself",
+        on_upgrade="still builds plain MHA pools only, from mha_pool_class=",
+    ),
+    Hook(
+        "sglang.srt.mem_cache.kv_cache_configurator.KVCacheConfigurator"
+        "._build_token_to_kv_pool_allocator",
+        HookType.AROUND,
+        _build_elastic_allocator,
+        reason="SGLang names the allocator's class itself",
+        on_upgrade="still builds a PagedTokenToKVPoolAllocator, from which nothing is allocated "
+        "before it returns; all arguments by keyword",
     ),
     Hook(
         "sglang.srt.mem_cache.pool_host.mha.get_mha_host_pool_cls",
