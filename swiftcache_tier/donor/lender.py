@@ -268,7 +268,6 @@ class Lender:
         """Move towards equal shares: ask back what is over, offer what is missing."""
         heard = [r for r in self._receivers.values() if not r.silent]
         stuck = sum(self._held(r) for r in self._receivers.values() if r.silent)
-        stuck += sum(self._states(r)[LeaseState.DEGRADED] for r in heard)
         lendable = min(self._extents - self._table.kept, self._target)
         shares = fair_shares(max(0, self.limits.of_all(lendable) - stuck), self._claims(heard))
         for receiver, share in zip(heard, shares, strict=True):

@@ -8,10 +8,14 @@ into a server that does not start. A hook does nothing unless ``--swiftcache-don
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from sglang.srt.plugins.hook_registry import HookType
+
+if TYPE_CHECKING:
+    from sglang.srt.swiftcache.donation import Donation
 
 
 class Hook(NamedTuple):
@@ -56,6 +60,71 @@ def _add_tier_state(output: Any, scheduler: Any, *_: Any) -> None:
 
     if isinstance(scheduler.tree_cache, DonorRadixCache):
         output.internal_state["swiftcache"] = scheduler.tree_cache.status()
+    donation = _donation(scheduler)
+    if donation is not None:
+        output.internal_state.setdefault("swiftcache", {})["donation"] = donation.status()
+
+
+def _donation(scheduler: Any) -> Donation | None:
+    """What the scheduler lends of its own memory; None if it does not."""
+    return getattr(scheduler, "swiftcache_donation", None)
+
+
+def _serve_as_donor(original: Callable[[Any], None], scheduler: Any) -> None:
+    from sglang.srt.swiftcache import donate_checks
+
+    if not donate_checks.is_on(scheduler.server_args):
+        original(scheduler)
+        return
+    from sglang.srt.swiftcache.donation import Donation
+    from sglang.srt.swiftcache.plugin import one_line_exit
+
+    with one_line_exit():
+        scheduler.swiftcache_donation = Donation(scheduler)
+    try:
+        original(scheduler)
+    finally:
+        scheduler.swiftcache_donation.close()
+
+
+def _lend_and_take_back(
+    original: Callable[..., Any], scheduler: Any, running_batch: Any, last_batch: Any
+) -> Any:
+    donation = _donation(scheduler)
+    if donation is not None:
+        donation.step(running_batch)
+        if donation.holds_decode(running_batch, last_batch):
+            return _no_batch(running_batch)
+    return original(scheduler, running_batch=running_batch, last_batch=last_batch)
+
+
+def _hold_admission(original: Callable[..., Any], scheduler: Any, running_batch: Any) -> Any:
+    donation = _donation(scheduler)
+    if donation is not None and donation.holds_prefill(running_batch):
+        return _no_batch(running_batch)
+    return original(scheduler, running_batch)
+
+
+def _no_batch(running_batch: Any) -> Any:
+    from sglang.srt.managers.schedule_batch import NextBatchPlan
+
+    return NextBatchPlan(batch_to_run=None, running_batch=running_batch)
+
+
+def _leave_lent_out_of_usage(stats: Any, observer: Any) -> Any:
+    held = getattr(observer.token_to_kv_pool_allocator, "held_tokens", 0)
+    if not held:
+        return None
+    used = stats.full_num_used - held
+    owned = max(1, observer.max_total_num_tokens - held)
+    return dataclasses.replace(stats, full_num_used=used, full_token_usage=used / owned)
+
+
+def _account_for_lent(
+    original: Callable[..., Any], checker: Any, stats: Any, uncached: int = 0
+) -> Any:
+    held = getattr(checker.token_to_kv_pool_allocator, "held_tokens", 0)
+    return original(checker, stats, uncached + held)
 
 
 def _count_prefix_sources(_: Any, batch: Any, *__: Any) -> None:
@@ -86,12 +155,14 @@ def _lay_out_by_pages(original: Callable[[Any], None], server_args: Any) -> None
 
 def _build_elastic_pool(original: Callable[..., Any], configurator: Any, **kwargs: Any) -> Any:
     from sglang.srt.swiftcache import donate_checks
+    from sglang.srt.swiftcache.plugin import one_line_exit
 
     if donate_checks.is_on(configurator.server_args):
         from sglang.srt.swiftcache.elastic_pool import ElasticKVPool
 
         kwargs["mha_pool_class"] = ElasticKVPool
-    return original(configurator, **kwargs)
+    with one_line_exit():
+        return original(configurator, **kwargs)
 
 
 def _build_elastic_allocator(
@@ -168,5 +239,44 @@ HOOKS = (
         _count_prefix_sources,
         reason="only here is it known which tier each request's prefix came from",
         on_upgrade="still sets req.cached_tokens_device / _host on a request's first chunk",
+    ),
+    Hook(
+        "sglang.srt.managers.scheduler.Scheduler.run_event_loop",
+        HookType.AROUND,
+        _serve_as_donor,
+        reason="the donor is to be found as soon as requests are, and to end with the scheduler",
+        on_upgrade="still called once, in the scheduler process, after graphs were captured",
+    ),
+    Hook(
+        "sglang.srt.managers.scheduler.Scheduler.get_next_batch_to_run",
+        HookType.AROUND,
+        _lend_and_take_back,
+        reason="once a step, outside of free groups and before prefixes are matched; and a decode "
+        "step that would evict or retract waits for memory on its way back",
+        on_upgrade="called at every step, idle ones too, with (running_batch=, last_batch=); what "
+        "a plan without a batch does to the event loops",
+    ),
+    Hook(
+        "sglang.srt.managers.scheduler.Scheduler.get_new_batch_prefill",
+        HookType.AROUND,
+        _hold_admission,
+        reason="the head of the queue waits for memory on its way back, rather than evict",
+        on_upgrade="still the only way to a prefill batch, and may return a plan without one",
+    ),
+    Hook(
+        "sglang.srt.managers.scheduler_components.pool_stats_observer"
+        ".SchedulerPoolStatsObserver._get_token_info",
+        HookType.AFTER,
+        _leave_lent_out_of_usage,
+        reason="lent pages are not used, and not there to be used",
+        on_upgrade="still used = total - available - evictable; who reads full_token_usage",
+    ),
+    Hook(
+        "sglang.srt.managers.scheduler_components.invariant_checker"
+        ".SchedulerInvariantChecker._check_full_pool",
+        HookType.AROUND,
+        _account_for_lent,
+        reason="lent pages are held, not leaked",
+        on_upgrade="still adds `uncached` to what is accounted for, in the idle and the busy check",
     ),
 )
