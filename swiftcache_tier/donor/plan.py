@@ -96,17 +96,15 @@ def plan_donor(
     return DonorPlan(arena, paths, extent_bytes, extents, allowed_uids, owner, open_files)
 
 
-def plan_pool_donor(
-    memory: PoolMemory, name: str, runtime_dir: Path, settings: Settings
-) -> DonorPlan:
+def plan_pool_donor(memory: PoolMemory, paths: DonorPaths, settings: Settings) -> DonorPlan:
     """The donor of a serving engine whose KV pool lies in `memory`, for its own user's processes.
 
     Makes the runtime directory and nothing else. Raises SwiftCacheError for one that is unsafe.
     """
-    ensure_runtime_dir(runtime_dir)
+    ensure_runtime_dir(paths.door.parent)
     return DonorPlan(
         arena=memory.arena,
-        paths=donor_paths(runtime_dir, name),
+        paths=paths,
         extent_bytes=memory.extent_bytes,
         extents=memory.extents,
         allowed_uids=frozenset({os.geteuid(), 0}),

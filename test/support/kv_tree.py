@@ -76,6 +76,7 @@ class Tree:
             swiftcache_runtime_dir="/nowhere",
             swiftcache_io_backend="auto",
             swiftcache_verify=verify,
+            swiftcache_donate="off",
             served_model_name="tiny",
             port=1,
             hicache_ratio=2.0,

@@ -12,6 +12,7 @@ import pytest
 from swiftcache_tier.control.credentials import Peer
 from swiftcache_tier.control.messages import PROTOCOL, DrainRequest, LimitRequest, MessageError
 from swiftcache_tier.control.query import query_status
+from swiftcache_tier.control.runtime_dir import donor_paths
 from swiftcache_tier.donor.elastic import ElasticDonor
 from swiftcache_tier.donor.plan import plan_pool_donor
 from swiftcache_tier.extents.pool_memory import PoolMemory
@@ -26,7 +27,7 @@ class Engine:
 
     def __init__(self, runtime_dir: Path, settings: Settings, name: str = "engine") -> None:
         self.memory = PoolMemory("cpu", EXTENT_BYTES, EXTENTS)
-        self.plan = plan_pool_donor(self.memory, name, runtime_dir, settings)
+        self.plan = plan_pool_donor(self.memory, donor_paths(runtime_dir, name), settings)
         self.settings = settings
         self.donor = ElasticDonor(self.plan, self.memory, settings)
         self.own = set(range(EXTENTS))
@@ -185,10 +186,10 @@ def test_a_receiver_that_does_not_answer_degrades_what_it_holds(
 
 
 def test_a_name_that_is_taken_is_refused(
-    engine: Engine, runtime_dir: Path, settings: Settings, one_line: Callable[..., str]
+    engine: Engine, settings: Settings, one_line: Callable[..., str]
 ) -> None:
     other = PoolMemory("cpu", EXTENT_BYTES, 1)
-    plan = plan_pool_donor(other, "engine", runtime_dir, settings)
+    plan = plan_pool_donor(other, engine.plan.paths, settings)
     assert "taken" in one_line(ElasticDonor(plan, other, settings).start)
     other.close()
 

@@ -5,9 +5,11 @@ Every check raises ``SwiftCacheError`` with one line: what was wrong and what to
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 from sglang.srt.swiftcache.conflicts import Conflict
+from swiftcache_tier.control.runtime_dir import DonorPaths, donor_paths
 from swiftcache_tier.donor.water import WaterMarks
 from swiftcache_tier.errors import SwiftCacheError
 
@@ -74,6 +76,11 @@ _CONFLICTS = (
         "both bring a KV pool of their own: drop the flag",
     ),
     Conflict(
+        "--swiftcache-verify",
+        lambda a: a.swiftcache_verify,
+        "checksums are taken of pools that are laid out layer by layer: drop one of the two",
+    ),
+    Conflict(
         "--enable-memory-saver",
         lambda a: a.enable_memory_saver,
         "it would release memory that others have mapped: drop the flag",
@@ -99,6 +106,13 @@ _CONFLICTS = (
 def is_on(args: Any) -> bool:
     """Whether the server lends its own memory."""
     return bool(args.swiftcache_donate != OFF)
+
+
+def own_donor(args: Any) -> DonorPaths | None:
+    """Where this server lends; None if it does not."""
+    if not is_on(args):
+        return None
+    return donor_paths(Path(args.swiftcache_runtime_dir), f"engine-{args.port}")
 
 
 def water_marks(args: Any) -> WaterMarks:

@@ -7,7 +7,6 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from http import HTTPStatus
-from pathlib import Path
 from typing import Any
 
 from sglang.srt.managers.io_struct import AbortReq
@@ -90,12 +89,9 @@ class Donation:
         self._cold = 0
         self._cold_as_of_s = 0.0
         self._lend_after_s = 0.0
-        self._plan = plan_pool_donor(
-            self._pool.memory,
-            donor_name(args),
-            Path(args.swiftcache_runtime_dir),
-            settings,
-        )
+        paths = donate_checks.own_donor(args)
+        assert paths is not None, "the server does not lend"
+        self._plan = plan_pool_donor(self._pool.memory, paths, settings)
         self._donor = ElasticDonor(self._plan, self._pool.memory, settings)
         self._donor.start()
         logger.info(
@@ -288,6 +284,9 @@ class Donation:
 
     def _hold(self, holds: bool) -> bool:
         self.totals.held_steps += holds
+        if holds and self._scheduler.enable_hierarchical_cache:
+            # A server that waits for others must go on giving back what it has of theirs.
+            self._scheduler.tree_cache.check_hicache_events()
         return holds
 
     def _abort_what_cannot_fit(self, running_batch: Any) -> None:
@@ -312,11 +311,6 @@ class Donation:
             f"back within {self._settings.reclaim_deadline_s:g} s; see `swiftcache status`, and "
             f"try again later"
         )
-
-
-def donor_name(args: Any) -> str:
-    """Under which a server's donor is found."""
-    return f"engine-{args.port}"
 
 
 def abort(scheduler: Any, request: Any, why: str) -> None:

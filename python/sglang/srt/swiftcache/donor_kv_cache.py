@@ -13,9 +13,13 @@ from sglang.srt.mem_cache.memory_pool import MHATokenToKVPool
 from sglang.srt.mem_cache.pool_host.base import HostKVCache
 from sglang.srt.runtime_context import get_server_args
 
+from sglang.srt.swiftcache import donate_checks
+from sglang.srt.swiftcache.elastic_pool import ElasticKVPool
+from sglang.srt.swiftcache.page_major_paths import PageMajorPaths
 from sglang.srt.swiftcache.paths import PathChooser
 from sglang.srt.swiftcache.verify import BlockChecksums
 from swiftcache_kernel import BlockLayout, LayerTransfer, PoolBuffers, copy_blocks
+from swiftcache_kernel.page_major import PageMajorBuffers
 from swiftcache_tier.errors import SwiftCacheError
 from swiftcache_tier.receiver.tier import DonorTier
 from swiftcache_tier.settings import Settings
@@ -83,7 +87,11 @@ class DonorKVCache(HostKVCache):
         self.loaded_bytes = 0
         self.stored_bytes = 0
         self._page_offsets = torch.arange(page_size, dtype=torch.int64)
-        self._buffers = PoolBuffers(self.block_layout, device_pool.k_buffer, device_pool.v_buffer)
+        self._buffers = (
+            PageMajorBuffers(self.block_layout, device_pool.raw_pages)
+            if isinstance(device_pool, ElasticKVPool)
+            else PoolBuffers(self.block_layout, device_pool.k_buffer, device_pool.v_buffer)
+        )
         self._on_gpu = self._buffers.device.type == "cuda"
         self._operation: _Operation | None = None
 
@@ -96,9 +104,14 @@ class DonorKVCache(HostKVCache):
             runtime_dir=Path(args.swiftcache_runtime_dir),
             receiver_name=f"{Path(args.served_model_name).name}:{args.port}",
             device=str(self._buffers.device),
+            own_donor=donate_checks.own_donor(args),
         )
         self.tier.start()
-        self._paths = PathChooser(args.swiftcache_io_backend, self._buffers, self.tier)
+        self._paths = (
+            PageMajorPaths(self._buffers, self.tier)
+            if isinstance(self._buffers, PageMajorBuffers)
+            else PathChooser(args.swiftcache_io_backend, self._buffers, self.tier)
+        )
         self.checksums = BlockChecksums(self._buffers) if args.swiftcache_verify else None
         logger.info(
             "SwiftCache tier: %d blocks of %s (%d tokens, %s) from %d donor(s), device pool: "
@@ -253,7 +266,9 @@ class DonorKVCache(HostKVCache):
 
 def _require_covered(pool: Any) -> None:
     # By exact type: every subclass (fp4, mxfp8, page-major, ...) stores more or elsewhere.
-    covered = type(pool) is MHATokenToKVPool and pool.kv_cache_layout == "nhd"
+    covered = (type(pool) is MHATokenToKVPool and pool.kv_cache_layout == "nhd") or type(
+        pool
+    ) is ElasticKVPool
     # buffers without memory of their own until the graphs are captured could not be looked at now
     if not covered or pool.post_capture_active:
         layout = getattr(pool, "kv_cache_layout", "its own")

@@ -46,6 +46,10 @@ class DonorRadixCache(HiRadixCache):
         self.tier_pool.tier.poll()
         self._vacater.step()
 
+    def nodes_in_transfer(self) -> set[TreeNode]:
+        """Nodes whose device pages or donor blocks a transfer is reading or writing."""
+        return self._vacater.in_flight()
+
     def init_load_back(self, params: InitLoadBackParams) -> tuple[torch.Tensor, TreeNode]:
         if self._verifier is not None:
             params = self._verifier.before_load(params)

@@ -42,7 +42,7 @@ class Vacater:
         doomed = pool.tier.must_vacate()
         if doomed.size == 0:
             return
-        busy = self._in_flight()
+        busy = self.in_flight()
         budget = max(1, pool.settings.vacate_bytes_per_step // pool.block_layout.block_bytes)
         moved = lost = 0
         # hottest first: they get the free blocks, and what they evict is colder
@@ -98,7 +98,7 @@ class Vacater:
             and np.isin(pool.blocks_of(node.host_value), doomed).any()
         ]
 
-    def _in_flight(self) -> set[TreeNode]:
+    def in_flight(self) -> set[TreeNode]:
         """Nodes whose donor blocks a transfer is reading or writing."""
         cache = self._cache
         busy: set[TreeNode] = set()
