@@ -117,7 +117,7 @@ class Settings:
     """Spent on mapping or unmapping extents, or on one of them, before other work has its turn."""
 
     thread_switch_s: float = 0.0001
-    """After this a thread of a receiver must let another in that waits for the interpreter. A
+    """After this a thread of a server must let another in that waits for the interpreter. A
     scheduler that never sleeps would otherwise keep its control thread waiting 5 ms at each step of
     mapping and unmapping, of which an extent takes several."""
 
