@@ -17,6 +17,7 @@ installed ``sglang`` package and overwrites no file of it.
 ``donor_radix_cache``       ``DonorRadixCache``: the radix tree over device and donors
 ``vacate``                  giving memory back: move, forget or drop the blocks in it
 ``refill``                  ``--swiftcache-replicas``: copies that a lost donor took are made again
+``layer_stream``            contexts longer than the device's own KV memory, a package
 ``verify``                  ``--swiftcache-verify``: checksums of blocks, corrupt ones are misses
 ``expiry``                  ``--swiftcache-ttl``: forgetting what nobody has used for so long
 ``watchdog``                notices that nothing moves, and logs how everything stands

@@ -182,6 +182,11 @@ class DonorKVCache(HostKVCache):
         self._held_back = waiting[held]
         self.tier.free(waiting[~held])
 
+    def release_held(self) -> None:
+        """Give back what `release` held back, as far as it is free now. Cheap if there is none."""
+        if self._held_back.size:
+            self.release(np.empty(0, dtype=np.int64))
+
     def clear(self) -> None:
         """Free every slot: the tree was flushed. The memory stays with this server."""
         self._operation = None
