@@ -15,6 +15,7 @@ _PREFIX = "SWIFTCACHE_"
 # Read elsewhere: they choose folders, and what examples run.
 _OTHER_VARIABLES = {
     "SWIFTCACHE_CACHE",
+    "SWIFTCACHE_LOG_FORMAT",
     "SWIFTCACHE_MASTER_MODEL",
     "SWIFTCACHE_ROLE",
     "SWIFTCACHE_RUNTIME_DIR",
@@ -63,6 +64,10 @@ class Settings:
 
     refill_retry_s: float = 1.0
     """Before blocks that are short of a copy are looked at again when none found room."""
+    stream_bytes_per_step: int = 2 << 30
+    """KV that a server with a layer window reads from donors in one decode step, at most, while
+    several requests run: at 350 GB/s 6 ms, about as long as such a step takes. A request that alone
+    needs more waits until no other runs."""
 
     status_timeout_s: float = 2.0
     """A donor that has not answered after this is shown as unresponsive."""
@@ -75,6 +80,12 @@ class Settings:
 
     owned_end_timeout_s: float = 5.0
     """A donor that its receiver owns is killed when it has not ended after this."""
+
+    watchdog_s: float = 60.0
+    """Work that waits so long without any progress is a stall; the state is logged then."""
+
+    metrics_interval_s: float = 1.0
+    """Between two times that a server's `/metrics` are brought up to date."""
 
     extent_bytes: int = 32 << 20
     """Unit in which memory is lent."""

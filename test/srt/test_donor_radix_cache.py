@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from sglang.srt.mem_cache.base_prefix_cache import EvictParams
 
+from sglang.srt.swiftcache.expiry import Expiry
 from support.kv_tree import Running, Tree
 
 POLICIES = ("write_through", "write_through_selective", "write_back")
@@ -275,6 +276,14 @@ class TreeMachine(RuleBasedStateMachine):
     def step(self) -> None:
         self.tree.cache.check_hicache_events()
 
+    @rule(share=st.floats(0, 1))
+    def expire(self, share: float) -> None:
+        """The older part of all nodes has not been used for the TTL."""
+        used_s = sorted(node.last_access_time for node in self.tree.nodes())
+        if used_s:
+            oldest_left_s = used_s[int(share * (len(used_s) - 1))]
+            Expiry(self.tree.cache, self.tree.cache._vacater, 1.0).forget_older_than(oldest_left_s)
+
     @rule(tokens=st.integers(1, 80))
     def evict_device(self, tokens: int) -> None:
         self.tree.cache.evict(EvictParams(num_tokens=tokens))
@@ -285,8 +294,10 @@ class TreeMachine(RuleBasedStateMachine):
 
     @rule()
     def flush(self) -> None:
-        if not self.running:
-            self.tree.cache.reset()
+        cache = self.tree.cache
+        # SGLang flushes when it is idle, which it is not before all transfers are acknowledged
+        if not (self.running or cache.ongoing_load_back or cache.ongoing_write_through):
+            cache.reset()
             self.tree.allocator.clear()
 
     @invariant()

@@ -79,6 +79,7 @@ class Tree:
             swiftcache_io_backend="auto",
             swiftcache_verify=verify,
             swiftcache_replicas=replicas,
+            swiftcache_ttl=None,
             served_model_name="tiny",
             port=1,
             hicache_ratio=2.0,

@@ -110,6 +110,12 @@ class LocalTier:
     def donor_names(self) -> dict[int, str]:
         return {key: f"donor-{key}" for key in self._offsets}
 
+    def link_kinds(self) -> dict[int, str]:
+        return dict.fromkeys(self._offsets, "host")
+
+    def lost_donors(self) -> set[int]:
+        return set()
+
     @property
     def free_blocks(self) -> int:
         return self.pool.counts().free

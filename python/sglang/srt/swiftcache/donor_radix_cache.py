@@ -8,12 +8,16 @@ import torch
 from sglang.srt.mem_cache.hiradix_cache import HiRadixCache
 
 from sglang.srt.swiftcache.donor_kv_cache import DonorKVCache
+from sglang.srt.swiftcache.expiry import Expiry
 from sglang.srt.swiftcache.refill import Refiller
+from sglang.srt.swiftcache.tier_metrics import TierMetrics
 from sglang.srt.swiftcache.tier_stats import TierStats
 from sglang.srt.swiftcache.vacate import Vacater
 from sglang.srt.swiftcache.verify import LoadVerifier
+from sglang.srt.swiftcache.watchdog import Watchdog
 
 if TYPE_CHECKING:
+    from sglang.srt.managers.scheduler import Scheduler
     from sglang.srt.mem_cache.base_prefix_cache import InitLoadBackParams
     from sglang.srt.mem_cache.cache_init_params import CacheInitParams
     from sglang.srt.mem_cache.radix_cache import TreeNode
@@ -40,6 +44,14 @@ class DonorRadixCache(HiRadixCache):
         self._refiller = (
             None if replicas is None else Refiller(self.tier_pool, self._vacater, replicas)
         )
+        ttl_s = server_args.swiftcache_ttl
+        self._expiry = None if ttl_s is None else Expiry(self, self._vacater, ttl_s)
+        self._watchdog: Watchdog | None = None
+        self._metrics = None
+        if params.enable_metrics:
+            labels = server_args.extra_metric_labels or {}
+            self._metrics = TierMetrics(self, labels, self.tier_pool.settings.metrics_interval_s)
+            self._metrics.step()
 
     @property
     def tier_pool(self) -> DonorKVCache:
@@ -58,6 +70,12 @@ class DonorRadixCache(HiRadixCache):
         self._vacater.step()
         if self._refiller is not None:
             self._refiller.step()
+        if self._expiry is not None:
+            self._expiry.step()
+        if self._watchdog is not None:
+            self._watchdog.step()
+        if self._metrics is not None:
+            self._metrics.step()
 
     def write_backup(self, node: TreeNode, write_back: bool = False) -> int:
         # The parent evicts when a node does not fit. It does not fit either while its copies do
@@ -66,6 +84,19 @@ class DonorRadixCache(HiRadixCache):
             self.evict_host(len(node.value))
         backed_up: int = super().write_backup(node, write_back)
         return backed_up
+
+    def watch(self, scheduler: Scheduler) -> None:
+        """The scheduler that uses this tree is complete, and begins to serve."""
+        self._watchdog = Watchdog(scheduler, self, self.tier_pool.settings.watchdog_s)
+
+    def loading_check(self, finish_count: int | None = None) -> None:
+        loads = list(self.cache_controller.ack_load_queue)
+        super().loading_check(finish_count)
+        finished = len(loads) - len(self.cache_controller.ack_load_queue)
+        for ack in loads[:finished]:
+            if ack.timing_enabled:
+                duration_ms = ack.start_event.elapsed_time(ack.finish_event)
+                self.tier_pool.traffic.load_seconds.append(duration_ms / 1000)
 
     def init_load_back(self, params: InitLoadBackParams) -> tuple[torch.Tensor, TreeNode]:
         if self._verifier is not None:
@@ -96,7 +127,9 @@ class DonorRadixCache(HiRadixCache):
             "block_tokens": pool.page_size,
             "bytes": {"loaded": pool.loaded_bytes, "stored": pool.stored_bytes},
             "replicas": self._replica_status(),
+            **pool.traffic.as_dict(),
             **self.stats.as_dict(),
+            "stalls": 0 if self._watchdog is None else self._watchdog.stalls,
         }
 
     def _replica_status(self) -> dict[str, int]:

@@ -16,6 +16,7 @@ from typing import Any, Optional
 from sglang.srt.arg_groups.arg_utils import NS, A, Arg, namespace_of, resolvable_fields
 
 from sglang.srt.swiftcache import BACKEND_NAME, EXIT_BAD_INPUT, cpu_engine, flag_checks
+from sglang.srt.swiftcache.layer_stream import flag_checks as layer_stream_checks
 from swiftcache_tier.errors import SwiftCacheError
 
 IO_BACKENDS = ("auto", "kernel", "copy")
@@ -45,6 +46,16 @@ REPLICAS_HELP = (
     "and a corrupt block is read elsewhere (--swiftcache-verify). Divides what donors can hold by "
     "N. Default: 1."
 )
+TTL_HELP = (
+    "Forget prefixes, on the device and on donors, that no request has used for so many seconds. "
+    "Default: keep them until their memory is needed."
+)
+LAYER_STREAM_HELP = (
+    "Contexts longer than this device's KV memory: 'off', 'auto' (a window sized from free local "
+    "and donated memory) or the number of tokens whose KV, beyond the regular slots, is kept on "
+    "donors and streamed through the device layer by layer. Needs --swiftcache-donors; sets "
+    "--page-size to 16 where it is not given."
+)
 
 # (name, type, default). The types are objects, not strings: SGLang would resolve strings in a
 # module of its own.
@@ -66,6 +77,16 @@ _FIELDS: list[tuple[str, Any, Any]] = [
     ),
     ("swiftcache_verify", A[bool, Arg(help=VERIFY_HELP), NS("memory")], False),
     ("swiftcache_replicas", A[int, Arg(help=REPLICAS_HELP), NS("memory")], 1),
+    (
+        "swiftcache_ttl",
+        A[Optional[float], Arg(help=TTL_HELP), NS("memory")],  # noqa: UP045
+        None,
+    ),
+    (
+        "swiftcache_layer_stream",
+        A[str, Arg(help=LAYER_STREAM_HELP), NS("memory")],
+        "off",
+    ),
 ]
 
 
@@ -103,14 +124,17 @@ def _with_swiftcache(post_init: Callable[[Any], None]) -> Callable[[Any], None]:
         if self.device == "cpu":
             cpu_engine.enable()
         flag_checks.normalize(self)
+        layer_stream_checks.normalize(self)
         if self.swiftcache_donors is None:
             post_init(self)
             return
         flag_checks.check_before(self)
+        layer_stream_checks.check_before(self)
         self.enable_hierarchical_cache = True
         self.radix_cache_backend = BACKEND_NAME
         post_init(self)
         flag_checks.check_after(self)
+        layer_stream_checks.check_after(self)
 
     return with_swiftcache
 
