@@ -67,6 +67,8 @@ def _leaks(stage: Stage) -> list[str]:
     tier = stage.tier()
     if tier["blocks"]["used"] or tier["replicas"]["copies"]:
         found.append(f"donor blocks are in use after a flush: {tier['blocks']}")
+    if tier["audits"]["found"]:
+        found.append(f"an audit found: {tier['audits']['violated']}")
     files = stage.scheduler().num_fds()
     if files > stage.files_before + LEAKED_FILES_MAX:
         found.append(f"{files - stage.files_before} descriptors more than at the start")

@@ -34,6 +34,8 @@ SERVER_ENV = {
     # SGLang then counts the device pool at each step, and ends if a slot is lost or has two owners.
     "SGLANG_ENABLE_STRICT_MEM_CHECK_DURING_BUSY": "1",
     "SGLANG_CHECK_KV_PAGE_INVARIANTS": "1",
+    # And all books of the tier every second.
+    "SWIFTCACHE_AUDIT_INTERVAL_S": "1",
 }
 LEAKED_FILES_MAX = 6
 

@@ -73,6 +73,11 @@ _CONFLICTS = (
         "there is no KV to stream: drop one of the two flags",
     ),
     _Conflict(
+        "--swiftcache-replicas > 1",
+        lambda a: a.swiftcache_replicas > 1,
+        "blocks that are written in every step have no copies: drop one of the two flags",
+    ),
+    _Conflict(
         "--swiftcache-verify",
         lambda a: a.swiftcache_verify,
         "blocks that are written in every step have no checksum: drop one of the two flags",
