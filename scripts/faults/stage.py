@@ -56,6 +56,7 @@ class Stage:
         self.expected: list[list[int]] = []
         self.expected_long: list[int] = []
         self.expected_long_answer: list[int] = []
+        self.expected_streamed: list[int] = []
 
     def __enter__(self) -> Self:
         with ExitStack() as on_failure:
@@ -67,6 +68,7 @@ class Stage:
             self.expected = [self.ask(prompt) for prompt in self.prompts]
             self.expected_long = self.ask(self.long_prompt)
             self.expected_long_answer = self.ask(self.prompts[-1], LONG_ANSWER_TOKENS)
+            self.expected_streamed = self.ask(self.long_prompt, LONG_ANSWER_TOKENS)
             self.take_stock()
             on_failure.pop_all()
         return self
