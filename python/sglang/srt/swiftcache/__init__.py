@@ -21,6 +21,7 @@ installed ``sglang`` package and overwrites no file of it.
 ``verify``                  ``--swiftcache-verify``: checksums of blocks, corrupt ones are misses
 ``expiry``                  ``--swiftcache-ttl``: forgetting what nobody has used for so long
 ``watchdog``                notices that nothing moves, and logs how everything stands
+``audit``                   all books, checked every hour
 ``state_dump``              queues, pins, leases, streams, and which invariant does not hold
 ``tier_stats``              what ``/server_info`` reports
 ``traffic``                 bytes by link and by donor, and how long loads took

@@ -200,11 +200,13 @@ class StateDump:
         parts = [pool.blocks_of(n.host_value) for n in self._nodes if n.host_value is not None]
         blocks = np.concatenate(parts) if parts else np.empty(0, dtype=np.int64)
         twice = len(blocks) - len(np.unique(blocks))
+        others = np.setdiff1d(self._cache.blocks_of_no_node(), blocks)
         used = pool.tier.used_blocks
-        if twice or used != len(blocks):
+        if twice or used != len(blocks) + len(others):
             yield Violation(
-                "every block in use belongs to one node",
-                f"{used} blocks are in use, nodes have {len(blocks)}, {twice} of them twice",
+                "every block in use belongs to one node, or is a copy or a home",
+                f"{used} blocks are in use, nodes have {len(blocks)}, {twice} of them twice, and "
+                f"{len(others)} are copies or homes",
             )
 
     def _completed_transfers_are_acknowledged(self) -> Iterator[Violation]:
