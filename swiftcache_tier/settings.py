@@ -59,6 +59,12 @@ class Settings:
     vacate_bytes_per_step: int = 256 << 20
     """Moved between donors in one scheduler step, at most, when memory is asked back."""
 
+    refill_bytes_per_step: int = 32 << 20
+    """Copied in one scheduler step, at most, to give blocks the copies that they are short of."""
+
+    refill_retry_s: float = 1.0
+    """Before blocks that are short of a copy are looked at again when none found room."""
+
     status_timeout_s: float = 2.0
     """A donor that has not answered after this is shown as unresponsive."""
 
@@ -87,6 +93,11 @@ class Settings:
     mapping_slice_s: float = 0.02
     """Spent on mapping or unmapping extents, or on one of them, before other work has its turn."""
 
+    thread_switch_s: float = 0.0001
+    """After this a thread of a receiver must let another in that waits for the interpreter. A
+    scheduler that never sleeps would otherwise keep its control thread waiting 5 ms at each step of
+    mapping and unmapping, of which an extent takes several."""
+
     auto_pinned_bytes_max: int = 32 << 30
     """Host memory that `auto` takes for a receiver on a GPU when there is no donor, at most: all
     of it is locked at the start, which this keeps to about 20 s, and is no use to others then.
@@ -103,6 +114,9 @@ class Settings:
 
     sessions_max: int = 64
     """Receivers that one donor serves at once, and connections that it hears out at once."""
+
+    sessions_per_process_max: int = 8
+    """Of those, sessions of one process, and connections of one process that are heard out."""
 
     queued_messages_max: int = 256
     """Messages that wait for one peer before more are dropped."""

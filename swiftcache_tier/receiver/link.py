@@ -203,7 +203,7 @@ class DonorLink:
                 record = await self._greeting.channel.receive()
             except SwiftCacheError as error:
                 # That offer comes again, under another grant, when its time is up.
-                logger.error("%s: %s", self, error)
+                self._complaints.note(None, f"{self}: {error}")
                 continue
             except OSError as error:
                 raise _Lost(f"its connection failed: {error.strerror}") from error

@@ -132,6 +132,16 @@ class DonorTier:
         """Ids of `blocks` free blocks, shape (blocks,); None if there are fewer."""
         return self._pool.alloc(blocks)
 
+    def alloc_apart(self, placed: np.ndarray) -> np.ndarray:
+        """A free block for each row of ids, on a donor that holds none of the row; -1 where no
+        other donor has room. `placed`: int64 (n, k), -1 for none; returns int64 (n,)."""
+        return self._pool.alloc_apart(placed)
+
+    def has_room(self, blocks: int, copies: int) -> bool:
+        """Whether `blocks` more would fit, `copies` times each on different donors; with fewer
+        donors than that, once on each."""
+        return self._pool.has_room(blocks, copies)
+
     def free(self, ids: np.ndarray) -> None:
         """Give blocks back. Nothing may read or write them any more.
 

@@ -17,6 +17,7 @@ from sglang.srt.swiftcache.paths import PathChooser
 from sglang.srt.swiftcache.traffic import Traffic
 from sglang.srt.swiftcache.verify import BlockChecksums
 from swiftcache_kernel import BlockLayout, LayerTransfer, PoolBuffers, copy_blocks
+from swiftcache_tier.blocks import NONE, Replicas
 from swiftcache_tier.errors import SwiftCacheError
 from swiftcache_tier.receiver.tier import DonorTier
 from swiftcache_tier.settings import Settings
@@ -102,6 +103,9 @@ class DonorKVCache(HostKVCache):
         self._paths = PathChooser(args.swiftcache_io_backend, self._buffers, self.tier)
         self.checksums = BlockChecksums(self._buffers) if args.swiftcache_verify else None
         self.traffic = Traffic(self.tier, self.block_layout.block_bytes, on_gpu=self._on_gpu)
+        copies = args.swiftcache_replicas
+        self.copies_wanted = copies
+        self.replicas = Replicas(self.tier, copies) if copies > 1 else None
         logger.info(
             "SwiftCache tier: %d blocks of %s (%d tokens, %s) from %d donor(s), device pool: "
             "%d tokens",
@@ -116,15 +120,19 @@ class DonorKVCache(HostKVCache):
     @property
     def size(self) -> int:
         """Tokens the donors can hold at the moment."""
-        return self.tier.total_blocks * self.page_size
+        return self.tier.total_blocks // self.copies_wanted * self.page_size
 
     def get_size_per_token(self) -> int:
         """Bytes of one token in all layers, K and V."""
         return self.block_layout.block_bytes // self.page_size
 
     def available_size(self) -> int:
-        """Tokens for which there is a free block."""
-        return self.tier.free_blocks * self.page_size
+        """Tokens for which there are free blocks."""
+        return self.tier.free_blocks // self.copies_wanted * self.page_size
+
+    def has_room(self, tokens: int) -> bool:
+        """Whether ``tokens`` more, whole pages, can be stored as often as wanted."""
+        return self.tier.has_room(tokens // self.page_size, self.copies_wanted)
 
     def alloc(self, need_size: int) -> torch.Tensor | None:
         """Take slots for ``need_size`` tokens, whole pages: int64 [need_size] on the CPU.
@@ -134,13 +142,19 @@ class DonorKVCache(HostKVCache):
         if need_size % self.page_size:
             raise ValueError(f"{need_size} tokens are not whole pages of {self.page_size}")
         blocks = self.tier.alloc(need_size // self.page_size)
-        return None if blocks is None else self.slots_of(blocks)
+        if blocks is None:
+            return None
+        if self.replicas is not None:
+            self.replicas.place(blocks)
+        return self.slots_of(blocks)
 
     def free(self, indices: torch.Tensor) -> int:
         """Give slots back, whole pages. Returns their number."""
         if indices.numel():
             blocks = self.blocks_of(indices)
             self.tier.free(blocks)
+            if self.replicas is not None:
+                self.replicas.forget(blocks)
             if self.checksums is not None:
                 self.checksums.forget(blocks)
         return indices.numel()
@@ -150,6 +164,8 @@ class DonorKVCache(HostKVCache):
         self._operation = None
         self._wait_for_transfers()
         self.tier.free_all()
+        if self.replicas is not None:
+            self.replicas.clear()
         if self.checksums is not None:
             self.checksums.clear()
 
@@ -172,6 +188,25 @@ class DonorKVCache(HostKVCache):
 
         Has finished on return, so that the sources may be given back, to the tier itself.
         """
+        self.write_copies(source, target)
+        if self.replicas is not None:
+            self.replicas.rename(source, target)
+        if self.checksums is not None:
+            self.checksums.move(source, target)
+
+    def use_copies(self, blocks: np.ndarray, copies: np.ndarray) -> None:
+        """Let copies take the place of their blocks, which are freed; ids int64 [n] both.
+
+        Moves nothing. Nothing may read or write the blocks any more.
+        """
+        assert self.replicas is not None
+        self.replicas.promote(blocks, copies)
+        if self.checksums is not None:
+            self.checksums.move(blocks, copies)
+        self.tier.free(blocks)
+
+    def write_copies(self, source: np.ndarray, target: np.ndarray) -> None:
+        """Copy whole blocks and leave the books alone; ids int64 [n]. Has finished on return."""
         tables = (torch.from_numpy(self.tier.addresses(ids)) for ids in (source, target))
         copy_blocks(
             *(table.to(self._buffers.device) for table in tables),
@@ -181,8 +216,6 @@ class DonorKVCache(HostKVCache):
             torch.cuda.current_stream(self._buffers.device).synchronize()
         self.traffic.count("load", source)
         self.traffic.count("store", target)
-        if self.checksums is not None:
-            self.checksums.move(source, target)
 
     def load_to_device_per_layer(
         self,
@@ -217,10 +250,29 @@ class DonorKVCache(HostKVCache):
         """
         operation = self._resolve(host_indices, device_indices)
         operation.rest.scatter_all()
+        blocks = self.blocks_of(host_indices)
+        if self.replicas is not None:
+            for copies in self.replicas.of(blocks).T:
+                self._store_copies(copies, operation.rest.pages)
         if self.checksums is not None:
-            self.checksums.record(self.blocks_of(host_indices), operation.rest.pages)
+            self.checksums.record(blocks, operation.rest.pages)
         self.stored_bytes += operation.rest.blocks * self.block_layout.block_bytes
-        self.traffic.count("store", self.blocks_of(host_indices))
+        self.traffic.count("store", blocks)
+
+    def _store_copies(self, copies: np.ndarray, pages: torch.Tensor) -> None:
+        """Queue the copy of those of ``pages`` that have a block in ``copies``; int64 [n] both."""
+        placed = copies != NONE
+        if not placed.any():
+            return
+        if not placed.all():
+            rows = torch.from_numpy(np.flatnonzero(placed))
+            if self._on_gpu:  # from pageable memory the call would wait for the stream
+                rows = rows.pin_memory().to(pages.device, non_blocking=True)
+            pages = pages[rows]
+        _, transfer = self._paths.transfers(copies[placed], pages)
+        transfer.scatter_all()
+        self.traffic.count("store", copies[placed])
+        self.stored_bytes += transfer.blocks * self.block_layout.block_bytes
 
     def _resolve(self, host_indices: torch.Tensor, device_indices: torch.Tensor) -> _Operation:
         """Addresses, pages and paths of an operation; made on its first layer, kept for the rest.

@@ -9,6 +9,7 @@ from sglang.srt.mem_cache.hiradix_cache import HiRadixCache
 
 from sglang.srt.swiftcache.donor_kv_cache import DonorKVCache
 from sglang.srt.swiftcache.expiry import Expiry
+from sglang.srt.swiftcache.refill import Refiller
 from sglang.srt.swiftcache.tier_metrics import TierMetrics
 from sglang.srt.swiftcache.tier_stats import TierStats
 from sglang.srt.swiftcache.vacate import Vacater
@@ -39,6 +40,10 @@ class DonorRadixCache(HiRadixCache):
         self._vacater = Vacater(self)
         checksums = self.tier_pool.checksums
         self._verifier = None if checksums is None else LoadVerifier(self, self._vacater, checksums)
+        replicas = self.tier_pool.replicas
+        self._refiller = (
+            None if replicas is None else Refiller(self.tier_pool, self._vacater, replicas)
+        )
         ttl_s = server_args.swiftcache_ttl
         self._expiry = None if ttl_s is None else Expiry(self, self._vacater, ttl_s)
         self._watchdog: Watchdog | None = None
@@ -52,6 +57,12 @@ class DonorRadixCache(HiRadixCache):
     def tier_pool(self) -> DonorKVCache:
         return self.token_to_kv_pool_host
 
+    def reset(self) -> None:
+        super().reset()
+        # The parent forgets the events of transfers and keeps their nodes, now of no tree.
+        self.ongoing_write_through.clear()
+        self.ongoing_load_back.clear()
+
     def check_hicache_events(self) -> None:
         """Called by the scheduler at every step, also when idle or only decoding."""
         super().check_hicache_events()
@@ -63,6 +74,16 @@ class DonorRadixCache(HiRadixCache):
             self._watchdog.step()
         if self._metrics is not None:
             self._metrics.step()
+        if self._refiller is not None:
+            self._refiller.step()
+
+    def write_backup(self, node: TreeNode, write_back: bool = False) -> int:
+        # The parent evicts when a node does not fit. It does not fit either while its copies do
+        # not; what eviction leaves without room is then stored with fewer.
+        if self.tier_pool.replicas is not None and not self.tier_pool.has_room(len(node.value)):
+            self.evict_host(len(node.value))
+        backed_up: int = super().write_backup(node, write_back)
+        return backed_up
 
     def watch(self, scheduler: Scheduler) -> None:
         """The scheduler that uses this tree is complete, and begins to serve."""
@@ -106,6 +127,16 @@ class DonorRadixCache(HiRadixCache):
             "block_tokens": pool.page_size,
             "bytes": {"loaded": pool.loaded_bytes, "stored": pool.stored_bytes},
             **pool.traffic.as_dict(),
+            "replicas": self._replica_status(),
             **self.stats.as_dict(),
             "stalls": 0 if self._watchdog is None else self._watchdog.stalls,
+        }
+
+    def _replica_status(self) -> dict[str, int]:
+        replicas, refiller = self.tier_pool.replicas, self._refiller
+        return {
+            "wanted": self.tier_pool.copies_wanted,
+            "copies": 0 if replicas is None else replicas.copies,
+            "short_blocks": 0 if replicas is None else replicas.short,
+            "refilled_blocks": 0 if refiller is None else refiller.blocks,
         }

@@ -9,11 +9,16 @@ import argparse
 import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from sglang.srt.swiftcache import BACKEND_NAME
 from swiftcache_tier.errors import SwiftCacheError
 from swiftcache_tier.log_format import json_wanted
+
+if TYPE_CHECKING:
+    from swiftcache_tier.spec import DonorSpec
+
+REPLICAS_MAX = 8
 
 # HiCache's own sizing and layout: donors decide both. Values are what ServerArgs defaults to.
 _HOST_TIER_FLAGS = {
@@ -151,6 +156,7 @@ def normalize(args: Any) -> None:
         ("--swiftcache-io-backend", args.swiftcache_io_backend != "auto"),
         ("--swiftcache-verify", args.swiftcache_verify),
         ("--swiftcache-ttl", args.swiftcache_ttl is not None),
+        ("--swiftcache-replicas", args.swiftcache_replicas != 1),
     ):
         if is_given:
             raise SwiftCacheError(
@@ -177,7 +183,7 @@ def check_before(args: Any) -> None:
     for field, default in _HOST_TIER_FLAGS.items():
         if getattr(args, field) != default:
             raise _host_tier_flag(field)
-    parse_specs(args.swiftcache_donors)
+    _check_replicas(args.swiftcache_replicas, parse_specs(args.swiftcache_donors))
     _check_ttl(args.swiftcache_ttl)
     json_wanted()  # a format that is none is refused now, not in the scheduler process
     startup_check.check()
@@ -213,6 +219,20 @@ def _check_ttl(ttl_s: float | None) -> None:
         raise SwiftCacheError(
             f"--swiftcache-ttl {ttl_s:g}: expected seconds over 0; drop the flag to keep prefixes "
             "until their memory is needed"
+        )
+
+
+def _check_replicas(replicas: int, specs: Sequence[DonorSpec]) -> None:
+    if not 1 <= replicas <= REPLICAS_MAX:
+        raise SwiftCacheError(
+            f"--swiftcache-replicas {replicas}: expected 1 (no copies) to {REPLICAS_MAX}"
+        )
+    # `auto` may find any number of donors, now and later.
+    donors = [spec for spec in specs if spec.kind != "auto"]
+    if len(donors) == len(specs) and len(donors) < replicas:
+        raise SwiftCacheError(
+            f"--swiftcache-replicas {replicas} with {len(donors)} donor SPEC(s): copies lie on "
+            f"different donors, so name at least {replicas} donors or ask for fewer copies"
         )
 
 

@@ -45,6 +45,12 @@ TTL_HELP = (
     "Default: keep them until their memory is needed."
 )
 
+REPLICAS_HELP = (
+    "Keep each block N times, on N different donors, so that the loss of one costs no recompute "
+    "and a corrupt block is read elsewhere (--swiftcache-verify). Divides what donors can hold by "
+    "N. Default: 1."
+)
+
 # (name, type, default). The types are objects, not strings: SGLang would resolve strings in a
 # module of its own.
 _FIELDS: list[tuple[str, Any, Any]] = [
@@ -69,6 +75,7 @@ _FIELDS: list[tuple[str, Any, Any]] = [
         A[Optional[float], Arg(help=TTL_HELP), NS("memory")],  # noqa: UP045
         None,
     ),
+    ("swiftcache_replicas", A[int, Arg(help=REPLICAS_HELP), NS("memory")], 1),
 ]
 
 

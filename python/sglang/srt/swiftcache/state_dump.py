@@ -201,10 +201,12 @@ class StateDump:
         blocks = np.concatenate(parts) if parts else np.empty(0, dtype=np.int64)
         twice = len(blocks) - len(np.unique(blocks))
         used = pool.tier.used_blocks
-        if twice or used != len(blocks):
+        copies = 0 if pool.replicas is None else pool.replicas.copies
+        if twice or used != len(blocks) + copies:
             yield Violation(
-                "every block in use belongs to one node",
-                f"{used} blocks are in use, nodes have {len(blocks)}, {twice} of them twice",
+                "every block in use belongs to one node, or is the copy of one that does",
+                f"{used} blocks are in use, nodes have {len(blocks)}, {twice} of them twice, and "
+                f"there are {copies} copies",
             )
 
     def _completed_transfers_are_acknowledged(self) -> Iterator[Violation]:

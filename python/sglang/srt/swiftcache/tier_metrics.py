@@ -145,7 +145,7 @@ METRICS = (
     Metric(
         "swiftcache_lost_blocks_total",
         "counter",
-        "Blocks whose content was given up and is a miss.",
+        "Blocks whose content was lost: a miss, or for corrupt ones the use of a copy.",
         {"cause": LOST_CAUSES},
     ),
     Metric(

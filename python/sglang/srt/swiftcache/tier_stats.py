@@ -22,7 +22,9 @@ class TierStats:
     ``hit_tokens`` and ``hits`` are by tier: tokens, and requests with at least one such token.
     ``lost_by_cause`` counts blocks: ``reclaimed`` (asked back and nowhere to go), ``donor_lost``.
     ``expired_tokens`` were forgotten by ``--swiftcache-ttl``.
-    ``corrupt_blocks`` were not what had been stored, and became misses (``verify``).
+    ``blocks_saved_by_copies`` were in memory that was asked back, lost or corrupt, and became one
+    of their copies (``--swiftcache-replicas``). ``corrupt_blocks`` were not what had been stored,
+    and became misses unless a copy was right (``verify``).
     """
 
     requests: int = 0
@@ -33,6 +35,7 @@ class TierStats:
     lost_by_cause: dict[str, int] = field(default_factory=lambda: dict.fromkeys(LOSS_CAUSES, 0))
     expired_tokens: int = 0
     corrupt_blocks: int = 0
+    blocks_saved_by_copies: int = 0
 
     @property
     def lost_blocks(self) -> int:
@@ -64,4 +67,5 @@ class TierStats:
             "lost_blocks_by_cause": dict(self.lost_by_cause),
             "expired_tokens": self.expired_tokens,
             "corrupt_blocks": self.corrupt_blocks,
+            "blocks_saved_by_copies": self.blocks_saved_by_copies,
         }
