@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 TIERS = ("device", "donor")
 BLOCK_STATES = ("free", "used", "retiring")
-SLOT_STATES = ("free", "used")
+SLOT_STATES = ("free", "used", "retired")
 DONOR_STATES = ("joined", "draining", "lost")
 # Outcomes of reclaims and the keys of the tier's status that count them.
 RECLAIM_OUTCOMES = {"in_time": "in_time", "late": "late", "donor_lost": "donors_lost"}
@@ -217,7 +217,7 @@ class TierMetrics:
         self._count("swiftcache_expired_tokens_total", status["expired_tokens"])
         self._count("swiftcache_stalls_total", status["stalls"])
         self._set("swiftcache_orphaned_extents", status["orphaned_extents"])
-        slots = status.get("window_slots", {})
+        slots = status.get("layer_stream", {}).get("window_slots", {})
         for state in SLOT_STATES:
             self._set("swiftcache_window_slots", slots.get(state, 0), state=state)
 
