@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+import time
 from contextlib import ExitStack, suppress
 from pathlib import Path
 
@@ -30,6 +31,7 @@ from swiftcache_tier.extents import recv_fds, send_fds
 from swiftcache_tier.settings import Settings
 
 ANSWER_DEADLINE_S = 60.0
+REPEAT_S = 2.0
 BATCH = 100
 """Inputs between two answers that are waited for; fewer than a donor keeps for one peer."""
 
@@ -82,7 +84,8 @@ def _messages(token: str) -> list[ToDonor]:
 
 def _dealer(context: zmq.Context[zmq.Socket[bytes]], control: Path) -> zmq.Socket[bytes]:
     dealer = context.socket(zmq.DEALER)
-    dealer.rcvtimeo = dealer.sndtimeo = int(ANSWER_DEADLINE_S * 1000)
+    dealer.rcvtimeo = int(REPEAT_S * 1000)
+    dealer.sndtimeo = int(ANSWER_DEADLINE_S * 1000)
     dealer.connect(f"ipc://{control}")
     return dealer
 
@@ -108,13 +111,15 @@ def _send_raw(control: Path, made: Inputs) -> None:
 
 def _wait_for_farewell(dealer: zmq.Socket[bytes]) -> None:
     """All before it has been read by then: messages of one peer are answered in their order."""
-    token = os.urandom(16).hex()
-    dealer.send(encode(Bye(token)))
-    try:
-        while not isinstance(TO_RECEIVER.decode(dealer.recv()), Farewell):
-            pass
-    except zmq.Again:
-        raise TimeoutError(f"no answer for {ANSWER_DEADLINE_S:g} s") from None
+    end = time.monotonic() + ANSWER_DEADLINE_S
+    while time.monotonic() < end:
+        # Again and again: what follows a message that is far too long is lost with the connection.
+        dealer.send(encode(Bye(os.urandom(16).hex())))
+        with suppress(zmq.Again):
+            while not isinstance(TO_RECEIVER.decode(dealer.recv()), Farewell):
+                pass
+            return
+    raise TimeoutError(f"no answer for {ANSWER_DEADLINE_S:g} s")
 
 
 def _take_offers(session: socket.socket, made: Inputs, token: str) -> None:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import random
 import socket
 from collections import deque
 from pathlib import Path
 
-from fuzz.inputs import Inputs, make_descriptor
+from fuzz.inputs import Inputs, make_descriptor, too_long_for_a_record
 from swiftcache_tier.control.messages import (
     FROM_DOOR,
     PROTOCOL,
@@ -61,11 +62,16 @@ def _use(connection: socket.socket, made: Inputs) -> bool:
     if way < 0.04:
         connection.sendall(encode(Hello(PROTOCOL, "fuzz")))
         _answer(connection)
-        connection.sendall(made.make())
+        with too_long_for_a_record():
+            connection.sendall(made.make())
         return True
     descriptors = _descriptors(rng) if way < 0.2 else []
     try:
         socket.send_fds(connection, [made.make()], descriptors)
+    except OSError as error:
+        if error.errno != errno.EMSGSIZE:
+            raise
+        return False  # the kernel refused it: too long for a record
     finally:
         for descriptor in descriptors:
             os.close(descriptor)

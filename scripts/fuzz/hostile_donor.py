@@ -9,7 +9,7 @@ from contextlib import ExitStack, suppress
 
 import zmq
 
-from fuzz.inputs import Inputs, make_descriptor
+from fuzz.inputs import Inputs, make_descriptor, too_long_for_a_record
 from swiftcache_tier.control.messages import (
     AT_DOOR,
     FROM_DOOR,
@@ -66,7 +66,7 @@ def _session(paths: DonorPaths, made: Inputs, inputs: int) -> int:
             connection.settimeout(DEADLINE_S)
             AT_DOOR.decode(recv_fds(connection, 1 << 16, 0).payload)
             opening = made.make() if made.rng.random() < 0.5 else encode(_welcome(paths))
-            with suppress(ConnectionError):
+            with suppress(ConnectionError), too_long_for_a_record():
                 connection.sendall(opening)
             sent = 1
             address = _first_ping(router, connection) if _opens_a_session(opening) else None
@@ -143,7 +143,8 @@ def _hand_over(connection: socket.socket, made: Inputs) -> None:
     count = rng.choice((0, 1, len(right.slots), 9, 253))
     descriptors = [make_descriptor(rng, EXTENT_BYTES) for _ in range(count)]
     try:
-        send_fds(connection, payload, descriptors)
+        with too_long_for_a_record():
+            send_fds(connection, payload, descriptors)
     finally:
         for descriptor in descriptors:
             os.close(descriptor)

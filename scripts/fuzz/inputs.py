@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import random
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import msgspec
@@ -43,6 +45,7 @@ class Inputs:
             (self._joined, 5),
             (self._nested, 2),
             (self._long, 1),
+            (self._far_too_long, 0.02),
             (self._again, 10),
         )
         way = self.rng.choices([way for way, _ in ways], [weight for _, weight in ways])[0]
@@ -109,8 +112,22 @@ class Inputs:
         over = self.rng.choice((1, 2, 1000, self._bytes_max // 2))
         return self._right().ljust(self._bytes_max + over, b"\xff")
 
+    def _far_too_long(self) -> bytes:
+        """What is not even received: the connection is closed."""
+        return self._right().ljust(8 * self._bytes_max, b"\xff")
+
     def _again(self) -> bytes:
         return self.rng.choice(self._sent) if self._sent else self._right()
+
+
+@contextmanager
+def too_long_for_a_record() -> Iterator[None]:
+    """Send a record inside: what the kernel itself refuses reaches nobody."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno != errno.EMSGSIZE:
+            raise
 
 
 def make_descriptor(rng: random.Random, extent_bytes: int) -> int:

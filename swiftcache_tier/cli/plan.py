@@ -50,7 +50,14 @@ def add_parser(subparsers: Any) -> None:
     parser.add_argument(
         "--layer-stream",
         metavar="TOKENS",
-        help="W, tokens that are streamed; default: all that donors hold, within half of --memory",
+        help="W, tokens that are streamed, as for --swiftcache-layer-stream; default: auto",
+    )
+    parser.add_argument(
+        "--context",
+        type=int,
+        default=1 << 20,
+        metavar="TOKENS",
+        help="the longest context, beyond which auto takes no window; default: %(default)s",
     )
     parser.add_argument("--json", action="store_true", help="print JSON, for programs")
     parser.set_defaults(run=run)
@@ -76,6 +83,7 @@ def run(arguments: argparse.Namespace) -> int:
         arguments.memory,
         [parse_donor(text) for text in arguments.donor],
         _window_tokens(arguments.layer_stream),
+        arguments.context,
         extent_bytes,
     )
     if arguments.json:
@@ -112,13 +120,13 @@ def _as_json(plan: MemoryPlan) -> dict[str, Any]:
                 "meu": donor.unit and donor.unit._asdict(),
                 "K_i": blocks,
             }
-            for donor, blocks in zip(plan.donors, stream.donor_blocks, strict=True)
+            for donor, blocks in zip(plan.donors, stream.blocks, strict=True)
         ],
         "resident_tokens": plan.resident_tokens,
         "R": stream.regular_tokens,
         "W": stream.window_tokens,
-        "N_LSC": stream.n_lsc,
-        "N_RC": stream.n_rc,
+        "N_LSC": stream.streamed_blocks,
+        "N_RC": plan.regular_blocks,
         "prefix_tokens": plan.prefix_tokens,
     }
 
@@ -131,20 +139,20 @@ def _print(plan: MemoryPlan) -> None:
         f"({kv.layers} layers of M_block = {format_size(kv.layer_page_bytes)})\n"
     )
     table = Table("DONOR", "EXTENT", "PAGES", "LENDS", "MEU", "K_i, BLOCKS", "WASTE", box=None)
-    for donor, blocks in zip(plan.donors, stream.donor_blocks, strict=True):
+    for donor, blocks in zip(plan.donors, stream.blocks, strict=True):
         table.add_row(*_donor_row(donor, blocks))
     console.print(table)
-    donated_blocks = sum(stream.donor_blocks)
-    tokens = stream.regular_tokens + stream.window_tokens
+    donated_blocks = sum(stream.blocks)
+    times = stream.total_tokens / plan.resident_tokens
     console.print(
         f"\nwithout a layer stream: {plan.resident_tokens} tokens in "
         f"{format_size(plan.local_bytes)} on the device, {donated_blocks * kv.page_tokens} with "
         f"donors\n"
         f"with a layer stream: R = {stream.regular_tokens}, W = {stream.window_tokens}, contexts "
-        f"of {tokens} tokens ({tokens / plan.resident_tokens:.2f} times as long), "
-        f"{plan.prefix_tokens} more with donors\n"
-        f"N_LSC = min(sum K_i = {donated_blocks}, W) = {stream.n_lsc} blocks, "
-        f"N_RC = {stream.n_rc} blocks"
+        f"of {stream.total_tokens} tokens ({times:.2f} times as long), {plan.prefix_tokens} more "
+        f"with donors\n"
+        f"N_LSC = min(sum K_i = {donated_blocks}, W = {stream.window_pages}) = "
+        f"{stream.streamed_blocks} blocks, N_RC = {plan.regular_blocks} blocks"
     )
 
 

@@ -9,9 +9,17 @@ from swiftcache_tier.blocks.meu import DonorExtent, LeaseFit, Meu, fit_lease, mi
 from swiftcache_tier.errors import SwiftCacheError
 from swiftcache_tier.models import NamedModel, parse_model
 from swiftcache_tier.planning.pairs import extent_of
+from swiftcache_tier.settings import GPU_PAGE_BYTES
 from swiftcache_tier.sizes import format_size, parse_size
 from swiftcache_tier.spec import DonorSpec
-from swiftcache_tier.stream.sizing import StreamSizes, stream_sizes
+from swiftcache_tier.stream.sizing import (
+    SLOT_OVERHEAD_BYTES,
+    StreamPlan,
+    StreamShape,
+    plan_auto,
+    plan_window,
+    unit_tokens_of,
+)
 
 
 class DonorWish(NamedTuple):
@@ -39,9 +47,18 @@ class MemoryPlan(NamedTuple):
     donors: tuple[DonorPlan, ...]
     resident_tokens: int
     """What fits on the device without a layer stream."""
-    stream: StreamSizes
-    prefix_tokens: int
-    """What donors hold beside the blocks of the window."""
+    stream: StreamPlan
+
+    @property
+    def regular_blocks(self) -> int:
+        """N_RC."""
+        return self.stream.regular_tokens // self.receiver.kv.page_tokens
+
+    @property
+    def prefix_tokens(self) -> int:
+        """What donors hold beside the blocks of the window."""
+        free = sum(self.stream.blocks) - self.stream.streamed_blocks
+        return free * self.receiver.kv.page_tokens
 
 
 def parse_donor(text: str) -> DonorWish:
@@ -66,26 +83,38 @@ def plan_memory(
     local_bytes: int,
     wishes: Sequence[DonorWish],
     window_tokens: int | None,
+    context_tokens: int,
     wanted_extent_bytes: int,
 ) -> MemoryPlan:
-    """What `receiver` gets of `local_bytes` for KV on its device and of the donors wished for.
+    """What `receiver` gets of `local_bytes` for KV on its GPU and of the donors wished for.
 
-    `window_tokens` as for `stream_sizes`. Raises SwiftCacheError where a donor has not one extent
-    or block, or the window leaves no regular page.
+    `window_tokens` is W, None what `--swiftcache-layer-stream auto` takes for contexts of
+    `context_tokens`. Raises SwiftCacheError where a donor has not one extent or block, the window
+    is larger than the donors, or no memory is left for regular slots.
     """
     donors = tuple(_plan_donor(receiver, wish, wanted_extent_bytes) for wish in wishes)
-    stream = stream_sizes(
-        local_bytes, [donor.lease.lease_bytes for donor in donors], receiver.kv, window_tokens
+    donated = [donor.lease.lease_bytes for donor in donors]
+    kv = receiver.kv
+    row_bytes = kv.layer_page_bytes // kv.page_tokens // 2
+    shape = StreamShape(
+        layers=kv.layers,
+        token_layer_bytes=2 * row_bytes,
+        page_tokens=kv.page_tokens,
+        unit_tokens=unit_tokens_of(GPU_PAGE_BYTES, kv.page_tokens, (row_bytes, row_bytes)),
+        slot_overhead_bytes=SLOT_OVERHEAD_BYTES,
     )
-    page_tokens = receiver.kv.page_tokens
-    return MemoryPlan(
-        receiver,
-        local_bytes,
-        donors,
-        local_bytes // receiver.kv.page_bytes * page_tokens,
-        stream,
-        (sum(stream.donor_blocks) - stream.n_lsc) * page_tokens,
-    )
+    if window_tokens is None:
+        stream = plan_auto(local_bytes, donated, context_tokens, shape)
+    else:
+        stream = plan_window(window_tokens, local_bytes, donated, shape)
+    if stream.streamed_blocks < stream.window_pages:
+        raise SwiftCacheError(
+            f"a window of {stream.window_tokens} tokens needs {format_size(stream.donated_bytes)} "
+            f"of donors, which lend {sum(stream.blocks)} blocks of {format_size(kv.page_bytes)}: "
+            f"ask for a smaller window or more donors"
+        )
+    resident_tokens = local_bytes // kv.page_bytes * kv.page_tokens
+    return MemoryPlan(receiver, local_bytes, donors, resident_tokens, stream)
 
 
 def _plan_donor(receiver: NamedModel, wish: DonorWish, wanted_extent_bytes: int) -> DonorPlan:

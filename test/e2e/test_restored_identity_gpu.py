@@ -68,7 +68,7 @@ def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Serv
                 *("--swiftcache-donors", "--swiftcache-runtime-dir", str(folder / "rt"), *flags),
                 tmp_path=folder,
                 deadline_s=300.0,
-                engine=GPU_FLAGS,
+                base_flags=GPU_FLAGS,
             )
             ending.callback(found[name].stop)
         with ThreadPoolExecutor() as pool:
@@ -77,7 +77,7 @@ def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Serv
 
 
 def ask(server: Server, prompt: list[int], new_tokens: int = NEW_TOKENS) -> Answer:
-    (answer,) = server.generate(prompt, new_tokens, logprob=True)
+    (answer,) = server.generate(prompt, new_tokens, return_logprob=True)
     meta: dict[str, Any] = answer["meta_info"]
     details = meta.get("cached_tokens_details") or {}
     return Answer(

@@ -91,5 +91,15 @@ class Donor:
                 written += 1
         return written
 
+    def memory_is_zero(self) -> bool:
+        """Whether every byte of the donor's extents is zero, read from outside."""
+        folder = Path(f"/proc/{self.process.pid}/fd")
+        for link in folder.iterdir():
+            if os.readlink(link).startswith("/memfd:"):
+                with link.open("rb") as extent:
+                    if any(extent.read()):
+                        return False
+        return True
+
     def _ended(self) -> bool:
         return self.process.poll() is not None

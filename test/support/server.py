@@ -49,7 +49,7 @@ class ServerFailed(AssertionError):
 class Server:
     """``python -m sglang.launch_server`` as a context manager, on the CPU unless told otherwise.
 
-    ``args`` are server flags after the model's path; they win over those of the ``engine``.
+    ``args`` are server flags after the model's path; they win over ``base_flags``.
     ``env`` is added to this process's environment; a value of None removes the variable. The log
     and, unless a flag or ``env`` names another, the SwiftCache runtime directory lie in
     ``tmp_path``. ``start`` returns once ``/health`` answers 200 and raises `ServerFailed` when
@@ -63,10 +63,10 @@ class Server:
         tmp_path: Path,
         env: Mapping[str, str | None] | None = None,
         deadline_s: float = 180.0,
-        engine: Sequence[str] = CPU_FLAGS,
+        base_flags: Sequence[str] = CPU_FLAGS,
     ) -> None:
         self.model = Path(model)
-        self.args = (*engine, *args)
+        self.args = (*base_flags, *args)
         self.deadline_s = deadline_s
         self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
@@ -141,21 +141,21 @@ class Server:
         max_new_tokens: int = 16,
         *,
         timeout_s: float = REQUEST_TIMEOUT_S,
-        logprob: bool = False,
+        return_logprob: bool = False,
         **sampling: Any,
     ) -> list[dict[str, Any]]:
         """Greedy output for one prompt or a batch of them, as a list of response dicts.
 
         Each has ``output_ids``, ``text`` and ``meta_info`` (with ``cached_tokens`` and, after a
-        hit, ``cached_tokens_details``; with ``logprob``, ``output_token_logprobs``). ``sampling``
-        overrides temperature 0 and ignore_eos.
+        hit, ``cached_tokens_details``; with ``return_logprob``, ``output_token_logprobs``).
+        ``sampling`` overrides temperature 0 and ignore_eos.
         """
         settings = {"temperature": 0.0, "ignore_eos": True, "max_new_tokens": max_new_tokens}
         one = isinstance(ids[0], int)
         body = {
             "input_ids": [ids] if one else ids,
             "sampling_params": settings | sampling,
-            "return_logprob": logprob,
+            "return_logprob": return_logprob,
         }
         answer = self._post("/generate", body, timeout_s).json()
         assert isinstance(answer, list), answer

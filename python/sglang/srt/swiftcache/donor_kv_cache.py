@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -13,10 +14,15 @@ from sglang.srt.mem_cache.memory_pool import MHATokenToKVPool
 from sglang.srt.mem_cache.pool_host.base import HostKVCache
 from sglang.srt.runtime_context import get_server_args
 
+from sglang.srt.swiftcache import donate_checks
+from sglang.srt.swiftcache.elastic_pool import ElasticKVPool
+from sglang.srt.swiftcache.layer_stream.pool import StreamKVPool
+from sglang.srt.swiftcache.page_major_paths import PageMajorPaths
 from sglang.srt.swiftcache.paths import PathChooser
 from sglang.srt.swiftcache.traffic import Traffic
 from sglang.srt.swiftcache.verify import BlockChecksums
 from swiftcache_kernel import BlockLayout, LayerTransfer, PoolBuffers, copy_blocks
+from swiftcache_kernel.page_major import PageMajorBuffers
 from swiftcache_tier.blocks import NONE, Replicas
 from swiftcache_tier.errors import SwiftCacheError
 from swiftcache_tier.receiver.tier import DonorTier
@@ -74,18 +80,20 @@ class DonorKVCache(HostKVCache):
         self.layer_num = device_pool.layer_num
         self.start_layer = device_pool.start_layer
         self.end_layer = device_pool.end_layer
-        self.block_layout = BlockLayout(
-            layers=self.layer_num,
-            page_tokens=page_size,
-            k_token_bytes=device_pool.head_num * device_pool.head_dim * self.dtype.itemsize,
-            v_token_bytes=device_pool.head_num * device_pool.v_head_dim * self.dtype.itemsize,
-        )
+        self.block_layout = block_layout(device_pool)
         self.size_per_token = self.get_size_per_token()
         self.lock = threading.RLock()
         self.loaded_bytes = 0
         self.stored_bytes = 0
+        self.in_flight: Callable[[np.ndarray], np.ndarray] | None = None
+        """Which of some blocks a launched forward may still use; None where none ever does."""
+        self._held_back = np.empty(0, dtype=np.int64)
         self._page_offsets = torch.arange(page_size, dtype=torch.int64)
-        self._buffers = PoolBuffers(self.block_layout, device_pool.k_buffer, device_pool.v_buffer)
+        self._buffers = (
+            PageMajorBuffers(self.block_layout, device_pool.raw_pages)
+            if isinstance(device_pool, ElasticKVPool)
+            else PoolBuffers(self.block_layout, device_pool.k_buffer, device_pool.v_buffer)
+        )
         self._on_gpu = self._buffers.device.type == "cuda"
         self._operation: _Operation | None = None
 
@@ -98,14 +106,19 @@ class DonorKVCache(HostKVCache):
             runtime_dir=Path(args.swiftcache_runtime_dir),
             receiver_name=f"{Path(args.served_model_name).name}:{args.port}",
             device=str(self._buffers.device),
+            own_donor=donate_checks.own_donor(args),
         )
         self.tier.start()
-        self._paths = PathChooser(args.swiftcache_io_backend, self._buffers, self.tier)
+        self._paths = (
+            PageMajorPaths(self._buffers, self.tier)
+            if isinstance(self._buffers, PageMajorBuffers)
+            else PathChooser(args.swiftcache_io_backend, self._buffers, self.tier)
+        )
         self.checksums = BlockChecksums(self._buffers) if args.swiftcache_verify else None
-        self.traffic = Traffic(self.tier, self.block_layout.block_bytes, on_gpu=self._on_gpu)
         copies = args.swiftcache_replicas
         self.copies_wanted = copies
         self.replicas = Replicas(self.tier, copies) if copies > 1 else None
+        self.traffic = Traffic(self.tier, self.block_layout.block_bytes, on_gpu=self._on_gpu)
         logger.info(
             "SwiftCache tier: %d blocks of %s (%d tokens, %s) from %d donor(s), device pool: "
             "%d tokens",
@@ -152,17 +165,28 @@ class DonorKVCache(HostKVCache):
         """Give slots back, whole pages. Returns their number."""
         if indices.numel():
             blocks = self.blocks_of(indices)
-            self.tier.free(blocks)
+            self.release(blocks)
             if self.replicas is not None:
                 self.replicas.forget(blocks)
             if self.checksums is not None:
                 self.checksums.forget(blocks)
         return indices.numel()
 
+    def release(self, blocks: np.ndarray) -> None:
+        """Give blocks back to the tier, once no launched forward uses them any more."""
+        if self.in_flight is None:
+            self.tier.free(blocks)
+            return
+        waiting = np.concatenate([self._held_back, blocks])
+        held = self.in_flight(waiting)
+        self._held_back = waiting[held]
+        self.tier.free(waiting[~held])
+
     def clear(self) -> None:
         """Free every slot: the tree was flushed. The memory stays with this server."""
         self._operation = None
         self._wait_for_transfers()
+        self._held_back = np.empty(0, dtype=np.int64)
         self.tier.free_all()
         if self.replicas is not None:
             self.replicas.clear()
@@ -271,8 +295,8 @@ class DonorKVCache(HostKVCache):
             pages = pages[rows]
         _, transfer = self._paths.transfers(copies[placed], pages)
         transfer.scatter_all()
-        self.traffic.count("store", copies[placed])
         self.stored_bytes += transfer.blocks * self.block_layout.block_bytes
+        self.traffic.count("store", copies[placed])
 
     def _resolve(self, host_indices: torch.Tensor, device_indices: torch.Tensor) -> _Operation:
         """Addresses, pages and paths of an operation; made on its first layer, kept for the rest.
@@ -312,9 +336,21 @@ class DonorKVCache(HostKVCache):
         raise NotImplementedError("no storage tier below donors")
 
 
+def block_layout(pool: MHATokenToKVPool) -> BlockLayout:
+    """The bytes of a block that holds one page of a device pool."""
+    row_bytes = pool.head_num * pool.store_dtype.itemsize
+    return BlockLayout(
+        layers=pool.layer_num,
+        page_tokens=pool.page_size,
+        k_token_bytes=pool.head_dim * row_bytes,
+        v_token_bytes=pool.v_head_dim * row_bytes,
+    )
+
+
 def _require_covered(pool: Any) -> None:
-    # By exact type: every subclass (fp4, mxfp8, page-major, ...) stores more or elsewhere.
-    covered = type(pool) is MHATokenToKVPool and pool.kv_cache_layout == "nhd"
+    # By exact type: every other subclass (fp4, mxfp8, ...) stores more or elsewhere.
+    by_layer = type(pool) in (MHATokenToKVPool, StreamKVPool) and pool.kv_cache_layout == "nhd"
+    covered = by_layer or type(pool) is ElasticKVPool
     # buffers without memory of their own until the graphs are captured could not be looked at now
     if not covered or pool.post_capture_active:
         layout = getattr(pool, "kv_cache_layout", "its own")

@@ -68,14 +68,14 @@ class DonorRadixCache(HiRadixCache):
         super().check_hicache_events()
         self.tier_pool.tier.poll()
         self._vacater.step()
+        if self._refiller is not None:
+            self._refiller.step()
         if self._expiry is not None:
             self._expiry.step()
         if self._watchdog is not None:
             self._watchdog.step()
         if self._metrics is not None:
             self._metrics.step()
-        if self._refiller is not None:
-            self._refiller.step()
 
     def write_backup(self, node: TreeNode, write_back: bool = False) -> int:
         # The parent evicts when a node does not fit. It does not fit either while its copies do
@@ -97,6 +97,10 @@ class DonorRadixCache(HiRadixCache):
             if ack.timing_enabled:
                 duration_ms = ack.start_event.elapsed_time(ack.finish_event)
                 self.tier_pool.traffic.load_seconds.append(duration_ms / 1000)
+
+    def nodes_in_transfer(self) -> set[TreeNode]:
+        """Nodes whose device pages or donor blocks a transfer is reading or writing."""
+        return self._vacater.in_flight()
 
     def init_load_back(self, params: InitLoadBackParams) -> tuple[torch.Tensor, TreeNode]:
         if self._verifier is not None:
@@ -126,8 +130,8 @@ class DonorRadixCache(HiRadixCache):
             "block_bytes": pool.block_layout.block_bytes,
             "block_tokens": pool.page_size,
             "bytes": {"loaded": pool.loaded_bytes, "stored": pool.stored_bytes},
-            **pool.traffic.as_dict(),
             "replicas": self._replica_status(),
+            **pool.traffic.as_dict(),
             **self.stats.as_dict(),
             "stalls": 0 if self._watchdog is None else self._watchdog.stalls,
         }

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from sglang.srt.mem_cache.registry import register_radix_cache_backend
@@ -26,22 +28,38 @@ def register() -> None:
     register_radix_cache_backend(BACKEND_NAME, build_radix_cache)
 
 
+@contextlib.contextmanager
+def one_line_exit() -> Iterator[None]:
+    """End the process on a SwiftCacheError, after one line on stderr.
+
+    SGLang would print a traceback for an exception; the main process reports the exit.
+    """
+    try:
+        yield
+    except SwiftCacheError as error:
+        print(f"swiftcache: {error}", file=sys.stderr, flush=True)
+        raise SystemExit(EXIT_BAD_INPUT) from None
+
+
 def build_radix_cache(context: TreeCacheBuildContext) -> DonorRadixCache:
     """Build the cache in the scheduler process. Waits for the donors, up to ``join_timeout_s``.
 
     Ends the process, after one line on stderr, where the model's KV pool is of a kind the tier does
     not cover, or a donor that was there when the flags were checked did not grant its memory.
     """
-    from sglang.srt.swiftcache.donor_radix_cache import DonorRadixCache
+    from sglang.srt.swiftcache.layer_stream.allocator import StreamAllocator
+
+    allocator = context.params.token_to_kv_pool_allocator
+    # where `auto` finds no window worth having, the pool and its allocator are SGLang's own
+    if isinstance(allocator, StreamAllocator):
+        from sglang.srt.swiftcache.layer_stream.tree import StreamRadixCache as CacheClass
+    else:
+        from sglang.srt.swiftcache.donor_radix_cache import DonorRadixCache as CacheClass
 
     if json_wanted():
         log_as_json("sglang.srt.swiftcache", "swiftcache_tier")
-    try:
-        cache = DonorRadixCache(params=context.params, server_args=context.server_args)
-    except SwiftCacheError as error:
-        # SGLang would print a traceback for an exception; the main process reports the exit.
-        print(f"swiftcache: {error}", file=sys.stderr, flush=True)
-        raise SystemExit(EXIT_BAD_INPUT) from None
+    with one_line_exit():
+        cache = CacheClass(params=context.params, server_args=context.server_args)
     # the built-in chain does this for HiCache only: attention waits, layer by layer, for the loads
     context.tp_worker.register_hicache_layer_transfer_counter(
         cache.cache_controller.layer_done_counter

@@ -21,10 +21,10 @@ class TierStats:
 
     ``hit_tokens`` and ``hits`` are by tier: tokens, and requests with at least one such token.
     ``lost_by_cause`` counts blocks: ``reclaimed`` (asked back and nowhere to go), ``donor_lost``.
-    ``expired_tokens`` were forgotten by ``--swiftcache-ttl``.
     ``blocks_saved_by_copies`` were in memory that was asked back, lost or corrupt, and became one
     of their copies (``--swiftcache-replicas``). ``corrupt_blocks`` were not what had been stored,
-    and became misses unless a copy was right (``verify``).
+    and became misses unless a copy was right (``verify``). ``expired_tokens`` were forgotten by
+    ``--swiftcache-ttl``.
     """
 
     requests: int = 0

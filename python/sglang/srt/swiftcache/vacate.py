@@ -45,7 +45,7 @@ class Vacater:
         doomed = pool.tier.must_vacate()
         if doomed.size == 0:
             return
-        busy = self._in_flight()
+        busy = self.in_flight()
         if pool.replicas is not None:
             pool.replicas.drop(doomed, keep=self.blocks_in_flight())
         budget = max(1, pool.settings.vacate_bytes_per_step // pool.block_layout.block_bytes)
@@ -84,14 +84,14 @@ class Vacater:
         """Donor blocks that a transfer is reading or writing, their copies left aside."""
         pool = self._cache.tier_pool
         blocks: set[int] = set()
-        for node in self._in_flight():
+        for node in self.in_flight():
             if node.host_value is not None:
                 blocks.update(pool.blocks_of(node.host_value).tolist())
         return blocks
 
     def drop_subtree(self, root: TreeNode) -> bool:
         """Remove a node that lives on donors only, and all below it. False if one is in use."""
-        nodes = list(_subtree(root))
+        nodes = list(subtree(root))
         if any(not n.evicted or n.host_ref_counter > 0 for n in nodes):
             return False
         cache = self._cache
@@ -117,12 +117,12 @@ class Vacater:
         return [
             node
             for top in self._cache.root_node.children.values()
-            for node in _subtree(top)
+            for node in subtree(top)
             if node.host_value is not None
             and np.isin(pool.blocks_of(node.host_value), doomed).any()
         ]
 
-    def _in_flight(self) -> set[TreeNode]:
+    def in_flight(self) -> set[TreeNode]:
         """Nodes whose donor blocks a transfer is reading or writing."""
         cache = self._cache
         busy: set[TreeNode] = set()
@@ -133,13 +133,6 @@ class Vacater:
                 busy.add(node)
                 node = node.parent
         return busy
-
-    def _cause(self, node: TreeNode, doomed: np.ndarray) -> str:
-        """Why a node's doomed blocks go, as `TierStats` names it."""
-        tier = self._cache.tier_pool.tier
-        blocks = self._cache.tier_pool.blocks_of(node.host_value)
-        donors = tier.donor_of(blocks[np.isin(blocks, doomed)]).tolist()
-        return "reclaimed" if tier.lost_donors().isdisjoint(donors) else "donor_lost"
 
     def _use_copies(self, node: TreeNode, doomed: np.ndarray) -> bool:
         """Put a node's copies in the place of its doomed blocks. Returns whether any are left."""
@@ -156,6 +149,13 @@ class Vacater:
         self._cache.stats.blocks_saved_by_copies += int(np.count_nonzero(saved))
         return not saved.all()
 
+    def _cause(self, node: TreeNode, doomed: np.ndarray) -> str:
+        """Why a node's doomed blocks go, as `TierStats` names it."""
+        tier = self._cache.tier_pool.tier
+        blocks = self._cache.tier_pool.blocks_of(node.host_value)
+        donors = tier.donor_of(blocks[np.isin(blocks, doomed)]).tolist()
+        return "reclaimed" if tier.lost_donors().isdisjoint(donors) else "donor_lost"
+
     def _move(self, node: TreeNode, doomed: np.ndarray) -> int:
         """Copy a node's doomed blocks elsewhere. Returns how many, 0 if there is no room."""
         pool = self._cache.tier_pool
@@ -165,6 +165,7 @@ class Vacater:
         targets = pool.tier.alloc(count)
         if targets is None:
             self._evict_colder(node, count)
+            self._make_room_for(count)
             targets = pool.tier.alloc(count)
         if targets is None:
             return 0
@@ -172,8 +173,15 @@ class Vacater:
         pool.copy_blocks(sources, targets)
         blocks[inside] = targets
         node.host_value = pool.slots_of(blocks)
+        self._blocks_moved(sources, targets)
         pool.tier.free(sources)
         return count
+
+    def _make_room_for(self, count: int) -> None:
+        """More than evicting can be done by a tier that uses blocks for more than copies."""
+
+    def _blocks_moved(self, sources: np.ndarray, targets: np.ndarray) -> None:
+        """For whoever else knows blocks by their ids."""
 
     def _evict_colder(self, node: TreeNode, count: int) -> None:
         """LRU-evict donor blocks, with the node itself out of reach."""
@@ -191,7 +199,7 @@ class Vacater:
 
     def _give_up(self, node: TreeNode, busy: set[TreeNode]) -> int:
         """Forget the copies of a node and of all below it. Returns the blocks lost, 0 if busy."""
-        nodes = list(_subtree(node))
+        nodes = list(subtree(node))
         if any(n in busy or n.host_ref_counter > 0 for n in nodes):
             return 0
         tokens: int = sum(len(n.host_value) for n in nodes if n.host_value is not None)
@@ -215,7 +223,7 @@ class Vacater:
         node.host_value = None
 
 
-def _subtree(root: TreeNode) -> Iterator[TreeNode]:
+def subtree(root: TreeNode) -> Iterator[TreeNode]:
     """The node and all below it, parents first."""
     stack = [root]
     while stack:
