@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 import requests
 
+from sglang.srt.swiftcache.tier_metrics import SLOT_STATES
 from support.donors import Donor
 from support.long_prompts import assert_same, hold
 from support.processes import wait_until
@@ -79,6 +80,7 @@ def streaming(
     with Server(
         tiny_model,
         *window_flags(runtime_dir, page),
+        "--enable-metrics",
         tmp_path=tmp_path_factory.mktemp("streaming"),
         env=POISON,
     ) as server:
@@ -111,6 +113,15 @@ def test_long_contexts_give_the_same_tokens(all_regular: Server, streaming: Serv
     assert state["bytes"]["gathered"] > 0
     assert state["bytes"]["scattered"] > 0
     assert state["host_reads"] == 0, "page ids were read back from the device"
+    moved = 'swiftcache_donor_bytes_transferred_total{direction="load",donor="first"}'
+    wait_until(
+        lambda: streaming.metrics()[moved] >= state["bytes"]["gathered"],
+        SETTLE_DEADLINE_S,
+        "/metrics has what was streamed",
+    )
+    slots = [streaming.metrics()[f'swiftcache_window_slots{{state="{s}"}}'] for s in SLOT_STATES]
+    assert sum(slots) == state["window_slots"]["total"]
+    assert streaming.swiftcache()["stalls"] == 0
     idle(streaming)
 
 

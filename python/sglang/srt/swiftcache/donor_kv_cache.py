@@ -182,6 +182,11 @@ class DonorKVCache(HostKVCache):
         self._held_back = waiting[held]
         self.tier.free(waiting[~held])
 
+    @property
+    def blocks_held_back(self) -> int:
+        """Given back, and still in use by a launched forward."""
+        return len(self._held_back)
+
     def clear(self) -> None:
         """Free every slot: the tree was flushed. The memory stays with this server."""
         self._operation = None

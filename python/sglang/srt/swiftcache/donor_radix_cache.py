@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from sglang.srt.mem_cache.hiradix_cache import HiRadixCache
 
@@ -97,6 +98,10 @@ class DonorRadixCache(HiRadixCache):
             if ack.timing_enabled:
                 duration_ms = ack.start_event.elapsed_time(ack.finish_event)
                 self.tier_pool.traffic.load_seconds.append(duration_ms / 1000)
+
+    def home_blocks(self) -> np.ndarray:
+        """Blocks that are in use whether or not a node has them, ids int64."""
+        return np.empty(0, dtype=np.int64)
 
     def nodes_in_transfer(self) -> set[TreeNode]:
         """Nodes whose device pages or donor blocks a transfer is reading or writing."""

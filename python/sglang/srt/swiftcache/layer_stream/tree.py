@@ -132,6 +132,9 @@ class StreamRadixCache(DonorRadixCache):
         if pages.size == 0 and new_pages.size == 0:
             return None
         homes, new_homes = book.homes_of(pages), book.homes_of(new_pages)
+        # of a page that is partly new, what is written is counted whole
+        self.tier_pool.traffic.count("load", homes)
+        self.tier_pool.traffic.count("store", new_homes)
         addresses = self.tier_pool.tier.addresses
         return ForwardPlan(
             pages,
@@ -403,6 +406,9 @@ class StreamRadixCache(DonorRadixCache):
         self.streamer.order_after_forward(self.cache_controller.load_stream)
         consumer: int = super().ready_to_load_host_cache()
         return consumer
+
+    def home_blocks(self) -> np.ndarray:
+        return self.allocator.book.homes()
 
     # -- accounting -----------------------------------------------------------------------------
 
