@@ -26,6 +26,7 @@ installed ``sglang`` package and overwrites no file of it.
 ``tier_stats``              what ``/server_info`` reports
 ``traffic``                 bytes by link and by donor, and how long loads took
 ``tier_metrics``            what ``/metrics`` says of the tier
+``donation_metrics``        what ``/metrics`` says of a server that lends its own KV memory
 ``ttft``                    time to first token in ``/metrics``, the server's warm-up left aside
 ==========================  =====================================================================
 """

@@ -187,6 +187,11 @@ class DonorKVCache(HostKVCache):
         if self._held_back.size:
             self.release(np.empty(0, dtype=np.int64))
 
+    @property
+    def blocks_held_back(self) -> int:
+        """Given back, and still in use by a launched forward."""
+        return len(self._held_back)
+
     def clear(self) -> None:
         """Free every slot: the tree was flushed. The memory stays with this server."""
         self._operation = None

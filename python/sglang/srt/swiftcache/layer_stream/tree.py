@@ -132,6 +132,9 @@ class StreamRadixCache(DonorRadixCache):
         if pages.size == 0 and new_pages.size == 0:
             return None
         homes, new_homes = book.homes_of(pages), book.homes_of(new_pages)
+        # of a page that is partly new, what is written is counted whole
+        self.tier_pool.traffic.count("load", homes)
+        self.tier_pool.traffic.count("store", new_homes)
         addresses = self.tier_pool.tier.addresses
         return ForwardPlan(
             pages,
