@@ -17,7 +17,8 @@ from swiftcache_kernel.triton_kernels import PROGRAMS, bind_counted_layer
 class CountedTransfer:
     """Moves one layer of the loaded batch, in one direction, with `programs` programs.
 
-    Needs "cuda" and Triton; alignment and lifetimes as in `triton_kernels`. One thread at a time.
+    Needs Triton, and "cuda" or its interpreter; alignment and lifetimes as in `triton_kernels`.
+    One thread at a time.
     """
 
     def __init__(
@@ -44,8 +45,10 @@ class CountedTransfer:
                 f"table has {n} blocks, pages has {len(pages)}; expected as many, up to "
                 f"{len(self._table)}"
             )
-        # From pageable memory the copy would wait for the stream, hence for the forward before.
-        staged = torch.from_numpy(np.concatenate([[n], table, pages])).pin_memory()
+        staged = torch.from_numpy(np.concatenate([[n], table, pages]))
+        if self._pool.device.type == "cuda":
+            # from pageable memory the copy would wait for the stream, hence for the forward before
+            staged = staged.pin_memory()
         self._count.copy_(staged[:1], non_blocking=True)
         self._table[:n].copy_(staged[1 : n + 1], non_blocking=True)
         self._pages[:n].copy_(staged[n + 1 :], non_blocking=True)

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from swiftcache_tier.control.credentials import uids_of
 from swiftcache_tier.control.lendable import lendable_bytes
+from swiftcache_tier.control.messages import EXTENTS_MAX
 from swiftcache_tier.control.runtime_dir import DonorPaths, donor_paths, ensure_runtime_dir
 from swiftcache_tier.donor.owner import Owner
 from swiftcache_tier.errors import SwiftCacheError
@@ -80,6 +81,11 @@ def plan_donor(
             f"size {format_size(size_bytes)} is over what device {device} has to give: "
             f"{format_size(available_bytes)} is available now, beyond what other donors have "
             f"promised; lend less or free some"
+        )
+    if extents > EXTENTS_MAX:
+        raise SwiftCacheError(
+            f"{format_size(size_bytes)} are {extents} extents of {format_size(extent_bytes)}, and "
+            f"a donor has at most {EXTENTS_MAX}: choose larger ones with --extent-size"
         )
     open_files = extents + _OTHER_FILES + _FILES_PER_SESSION * settings.sessions_max
     _, most_files = resource.getrlimit(resource.RLIMIT_NOFILE)

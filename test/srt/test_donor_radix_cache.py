@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from sglang.srt.mem_cache.base_prefix_cache import EvictParams
 
+from sglang.srt.swiftcache.expiry import Expiry
 from support.kv_tree import Running, Tree
 
 POLICIES = ("write_through", "write_through_selective", "write_back")
@@ -148,6 +149,23 @@ def test_flush_frees_every_block_and_the_memory_stays(page_size: int) -> None:
     tree.check()
 
 
+def test_a_flush_forgets_the_transfers_in_flight() -> None:
+    tree = Tree(4, pages=16, policy="write_through")
+    tree.tier.join(1, extents=8)
+    filled(tree, kinds=4)
+    request = tree.start(prompt(0, 8, 4))
+    assert request is not None
+    assert tree.cache.ongoing_load_back, "no load is in flight"
+    tree.cache.reset()
+    tree.allocator.clear()
+    filled(tree, kinds=4)
+    tree.tier.ask_back(1, range(8))
+    for _ in range(3):
+        tree.cache.check_hicache_events()
+    assert not tree.tier.waiting
+    tree.check()
+
+
 @pytest.mark.parametrize("policy", POLICIES)
 def test_the_tier_evicts_the_least_recently_used(policy: str) -> None:
     tree = Tree(4, pages=16, policy=policy, extent_bytes=4096)
@@ -184,6 +202,7 @@ class TreeMachine(RuleBasedStateMachine):
     """Requests, aborts, evictions, flushes; donors that join, ask back and lend again."""
 
     verify = False
+    replicas = 1
 
     @initialize(
         policy=st.sampled_from(POLICIES),
@@ -192,7 +211,12 @@ class TreeMachine(RuleBasedStateMachine):
     )
     def begin(self, policy: str, page_size: int, extent_bytes: int) -> None:
         self.tree = Tree(
-            page_size, pages=20, policy=policy, extent_bytes=extent_bytes, verify=self.verify
+            page_size,
+            pages=20,
+            policy=policy,
+            extent_bytes=extent_bytes,
+            verify=self.verify,
+            replicas=self.replicas,
         )
         self.running: list[Running] = []
         self.lent: dict[int, set[int]] = {}
@@ -252,6 +276,14 @@ class TreeMachine(RuleBasedStateMachine):
     def step(self) -> None:
         self.tree.cache.check_hicache_events()
 
+    @rule(share=st.floats(0, 1))
+    def expire(self, share: float) -> None:
+        """The older part of all nodes has not been used for the TTL."""
+        used_s = sorted(node.last_access_time for node in self.tree.nodes())
+        if used_s:
+            oldest_left_s = used_s[int(share * (len(used_s) - 1))]
+            Expiry(self.tree.cache, self.tree.cache._vacater, 1.0).forget_older_than(oldest_left_s)
+
     @rule(tokens=st.integers(1, 80))
     def evict_device(self, tokens: int) -> None:
         self.tree.cache.evict(EvictParams(num_tokens=tokens))
@@ -262,8 +294,10 @@ class TreeMachine(RuleBasedStateMachine):
 
     @rule()
     def flush(self) -> None:
-        if not self.running:
-            self.tree.cache.reset()
+        cache = self.tree.cache
+        # SGLang flushes when it is idle, which it is not before all transfers are acknowledged
+        if not (self.running or cache.ongoing_load_back or cache.ongoing_write_through):
+            cache.reset()
             self.tree.allocator.clear()
 
     @invariant()

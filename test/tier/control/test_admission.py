@@ -295,6 +295,19 @@ def test_there_is_room_for_so_many_only(start_donor: Any, settings: Any) -> None
         assert answer.code == ErrorCode.FULL
 
 
+def test_there_is_room_for_so_many_of_one_process(start_donor: Any, settings: Any) -> None:
+    donor = start_donor("a", settings=replace(settings, sessions_per_process_max=1))
+    with at_door(donor) as one:
+        assert isinstance(say(one, encode(Hello(PROTOCOL, "one"))), Welcome)
+        with at_door(donor) as two:
+            answer = say(two, encode(Hello(PROTOCOL, "two")))
+        assert isinstance(answer, Error)
+        assert answer.code == ErrorCode.FULL
+        assert f"process {os.getpid()} has 1 sessions" in answer.message
+    with at_door(donor), at_door(donor) as second:
+        assert is_closed(second), "one of each process is heard out at a time"
+
+
 def test_connections_that_wait_are_limited(start_donor: Any, settings: Any, wait_for: Any) -> None:
     donor = start_donor("a", settings=replace(settings, sessions_max=2))
     with at_door(donor), at_door(donor), at_door(donor) as third:

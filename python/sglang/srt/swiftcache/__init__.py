@@ -16,8 +16,15 @@ installed ``sglang`` package and overwrites no file of it.
 ``paths``                   kernels or copy engines, operation by operation
 ``donor_radix_cache``       ``DonorRadixCache``: the radix tree over device and donors
 ``vacate``                  giving memory back: move, forget or drop the blocks in it
+``refill``                  ``--swiftcache-replicas``: copies that a lost donor took are made again
 ``verify``                  ``--swiftcache-verify``: checksums of blocks, corrupt ones are misses
+``expiry``                  ``--swiftcache-ttl``: forgetting what nobody has used for so long
+``watchdog``                notices that nothing moves, and logs how everything stands
+``state_dump``              queues, pins, leases, streams, and which invariant does not hold
 ``tier_stats``              what ``/server_info`` reports
+``traffic``                 bytes by link and by donor, and how long loads took
+``tier_metrics``            what ``/metrics`` says of the tier
+``ttft``                    time to first token in ``/metrics``, the server's warm-up left aside
 ==========================  =====================================================================
 """
 

@@ -16,8 +16,10 @@ from sglang.srt.runtime_context import get_server_args
 
 from sglang.srt.swiftcache.layer_stream.pool import StreamKVPool
 from sglang.srt.swiftcache.paths import PathChooser
+from sglang.srt.swiftcache.traffic import Traffic
 from sglang.srt.swiftcache.verify import BlockChecksums
 from swiftcache_kernel import BlockLayout, LayerTransfer, PoolBuffers, copy_blocks
+from swiftcache_tier.blocks import NONE, Replicas
 from swiftcache_tier.errors import SwiftCacheError
 from swiftcache_tier.receiver.tier import DonorTier
 from swiftcache_tier.settings import Settings
@@ -100,6 +102,10 @@ class DonorKVCache(HostKVCache):
         self.tier.start()
         self._paths = PathChooser(args.swiftcache_io_backend, self._buffers, self.tier)
         self.checksums = BlockChecksums(self._buffers) if args.swiftcache_verify else None
+        copies = args.swiftcache_replicas
+        self.copies_wanted = copies
+        self.replicas = Replicas(self.tier, copies) if copies > 1 else None
+        self.traffic = Traffic(self.tier, self.block_layout.block_bytes, on_gpu=self._on_gpu)
         logger.info(
             "SwiftCache tier: %d blocks of %s (%d tokens, %s) from %d donor(s), device pool: "
             "%d tokens",
@@ -114,15 +120,19 @@ class DonorKVCache(HostKVCache):
     @property
     def size(self) -> int:
         """Tokens the donors can hold at the moment."""
-        return self.tier.total_blocks * self.page_size
+        return self.tier.total_blocks // self.copies_wanted * self.page_size
 
     def get_size_per_token(self) -> int:
         """Bytes of one token in all layers, K and V."""
         return self.block_layout.block_bytes // self.page_size
 
     def available_size(self) -> int:
-        """Tokens for which there is a free block."""
-        return self.tier.free_blocks * self.page_size
+        """Tokens for which there are free blocks."""
+        return self.tier.free_blocks // self.copies_wanted * self.page_size
+
+    def has_room(self, tokens: int) -> bool:
+        """Whether ``tokens`` more, whole pages, can be stored as often as wanted."""
+        return self.tier.has_room(tokens // self.page_size, self.copies_wanted)
 
     def alloc(self, need_size: int) -> torch.Tensor | None:
         """Take slots for ``need_size`` tokens, whole pages: int64 [need_size] on the CPU.
@@ -132,13 +142,19 @@ class DonorKVCache(HostKVCache):
         if need_size % self.page_size:
             raise ValueError(f"{need_size} tokens are not whole pages of {self.page_size}")
         blocks = self.tier.alloc(need_size // self.page_size)
-        return None if blocks is None else self.slots_of(blocks)
+        if blocks is None:
+            return None
+        if self.replicas is not None:
+            self.replicas.place(blocks)
+        return self.slots_of(blocks)
 
     def free(self, indices: torch.Tensor) -> int:
         """Give slots back, whole pages. Returns their number."""
         if indices.numel():
             blocks = self.blocks_of(indices)
             self.release(blocks)
+            if self.replicas is not None:
+                self.replicas.forget(blocks)
             if self.checksums is not None:
                 self.checksums.forget(blocks)
         return indices.numel()
@@ -159,6 +175,8 @@ class DonorKVCache(HostKVCache):
         self._wait_for_transfers()
         self._held_back = np.empty(0, dtype=np.int64)
         self.tier.free_all()
+        if self.replicas is not None:
+            self.replicas.clear()
         if self.checksums is not None:
             self.checksums.clear()
 
@@ -181,6 +199,25 @@ class DonorKVCache(HostKVCache):
 
         Has finished on return, so that the sources may be given back, to the tier itself.
         """
+        self.write_copies(source, target)
+        if self.replicas is not None:
+            self.replicas.rename(source, target)
+        if self.checksums is not None:
+            self.checksums.move(source, target)
+
+    def use_copies(self, blocks: np.ndarray, copies: np.ndarray) -> None:
+        """Let copies take the place of their blocks, which are freed; ids int64 [n] both.
+
+        Moves nothing. Nothing may read or write the blocks any more.
+        """
+        assert self.replicas is not None
+        self.replicas.promote(blocks, copies)
+        if self.checksums is not None:
+            self.checksums.move(blocks, copies)
+        self.tier.free(blocks)
+
+    def write_copies(self, source: np.ndarray, target: np.ndarray) -> None:
+        """Copy whole blocks and leave the books alone; ids int64 [n]. Has finished on return."""
         tables = (torch.from_numpy(self.tier.addresses(ids)) for ids in (source, target))
         copy_blocks(
             *(table.to(self._buffers.device) for table in tables),
@@ -188,8 +225,8 @@ class DonorKVCache(HostKVCache):
         )
         if self._on_gpu:
             torch.cuda.current_stream(self._buffers.device).synchronize()
-        if self.checksums is not None:
-            self.checksums.move(source, target)
+        self.traffic.count("load", source)
+        self.traffic.count("store", target)
 
     def load_to_device_per_layer(
         self,
@@ -204,7 +241,11 @@ class DonorKVCache(HostKVCache):
         Both index tensors int64 [tokens], whole pages in the same order; host indices on the CPU.
         """
         operation = self._resolve(host_indices, device_indices)
+        if layer_id == 0:
+            self.traffic.hit(self.blocks_of(host_indices))
         (operation.rest if layer_id else operation.first).gather(layer_id)
+        if layer_id == self.layer_num - 1 and not self._on_gpu:
+            self.traffic.load_has_ended()
         self.loaded_bytes += operation.first.blocks * self.block_layout.layer_bytes
 
     def backup_from_device_all_layer(
@@ -220,9 +261,29 @@ class DonorKVCache(HostKVCache):
         """
         operation = self._resolve(host_indices, device_indices)
         operation.rest.scatter_all()
+        blocks = self.blocks_of(host_indices)
+        if self.replicas is not None:
+            for copies in self.replicas.of(blocks).T:
+                self._store_copies(copies, operation.rest.pages)
         if self.checksums is not None:
-            self.checksums.record(self.blocks_of(host_indices), operation.rest.pages)
+            self.checksums.record(blocks, operation.rest.pages)
         self.stored_bytes += operation.rest.blocks * self.block_layout.block_bytes
+        self.traffic.count("store", blocks)
+
+    def _store_copies(self, copies: np.ndarray, pages: torch.Tensor) -> None:
+        """Queue the copy of those of ``pages`` that have a block in ``copies``; int64 [n] both."""
+        placed = copies != NONE
+        if not placed.any():
+            return
+        if not placed.all():
+            rows = torch.from_numpy(np.flatnonzero(placed))
+            if self._on_gpu:  # from pageable memory the call would wait for the stream
+                rows = rows.pin_memory().to(pages.device, non_blocking=True)
+            pages = pages[rows]
+        _, transfer = self._paths.transfers(copies[placed], pages)
+        transfer.scatter_all()
+        self.stored_bytes += transfer.blocks * self.block_layout.block_bytes
+        self.traffic.count("store", copies[placed])
 
     def _resolve(self, host_indices: torch.Tensor, device_indices: torch.Tensor) -> _Operation:
         """Addresses, pages and paths of an operation; made on its first layer, kept for the rest.

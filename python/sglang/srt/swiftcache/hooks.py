@@ -73,6 +73,50 @@ def _refuse_uncovered_model(server_args: Any) -> None:
         check_model(server_args.get_model_config())
 
 
+def _watch_scheduler(_: Any, scheduler: Any) -> None:
+    from sglang.srt.swiftcache.donor_radix_cache import DonorRadixCache
+
+    if isinstance(scheduler.tree_cache, DonorRadixCache):
+        scheduler.tree_cache.watch(scheduler)
+
+
+def _has_ttft(tokenizer_manager: Any) -> bool:
+    return tokenizer_manager.enable_metrics and (
+        tokenizer_manager.server_args.swiftcache_donors is not None
+    )
+
+
+def _register_ttft(_: Any, tokenizer_manager: Any) -> None:
+    if _has_ttft(tokenizer_manager):
+        from sglang.srt.swiftcache import ttft
+
+        tokenizer_manager.swiftcache_ttft = ttft.register(tokenizer_manager.server_args)
+
+
+def _mark_warm_up(tokenizer_manager: Any, obj: Any, request: Any = None) -> None:
+    # only SGLang's server warms up by HTTP: an Engine, which stays "starting", passes no request
+    if request is None or tokenizer_manager.server_args.swiftcache_donors is None:
+        return
+    from sglang.srt.managers.tokenizer_manager import ServerStatus
+
+    from sglang.srt.swiftcache import ttft
+
+    ttft.mark_warm_up(obj, tokenizer_manager.server_status == ServerStatus.Starting)
+
+
+def _observe_ttft(
+    original: Callable[..., None], tokenizer_manager: Any, state: Any, recv_obj: Any, i: int
+) -> None:
+    seen = state.ttft_observed
+    original(tokenizer_manager, state, recv_obj, i)
+    if seen or not state.ttft_observed or not _has_ttft(tokenizer_manager):
+        return
+    from sglang.srt.swiftcache import ttft
+
+    if not ttft.is_warm_up(recv_obj.rids[i]):
+        tokenizer_manager.swiftcache_ttft.observe(state.time_stats.get_first_token_latency())
+
+
 HOOKS = (
     Hook(
         "sglang.srt.server_args.ServerArgs._handle_model_specific_adjustments",
@@ -111,6 +155,36 @@ HOOKS = (
         _count_prefix_sources,
         reason="only here is it known which tier each request's prefix came from",
         on_upgrade="still sets req.cached_tokens_device / _host on a request's first chunk",
+    ),
+    Hook(
+        "sglang.srt.managers.scheduler.Scheduler.init_watch_dog_memory_saver_input_blocker",
+        HookType.AFTER,
+        _watch_scheduler,
+        reason="the cache backend is not given the scheduler, whose queues the watchdog reads",
+        on_upgrade="called on the scheduler thread with the tree cache in place; state_dump reads "
+        "running_batch, last_batch, result_queue, chunked_req, waiting_queue and forward_ct",
+    ),
+    Hook(
+        "sglang.srt.managers.tokenizer_manager.TokenizerManager.init_metric_collector_watchdog",
+        HookType.AFTER,
+        _register_ttft,
+        reason="a histogram of the HTTP process must exist before the first request",
+        on_upgrade="still called once, by the constructor, after PROMETHEUS_MULTIPROC_DIR is set",
+    ),
+    Hook(
+        "sglang.srt.managers.tokenizer_manager.TokenizerManager.generate_request",
+        HookType.BEFORE,
+        _mark_warm_up,
+        reason="the server's warm-up looks like any other request, and is not to be counted",
+        on_upgrade="still called with the fastapi request by HTTP endpoints only; server_status is "
+        "Starting until the warm-up is over",
+    ),
+    Hook(
+        "sglang.srt.managers.tokenizer_manager.TokenizerManager.collect_metrics",
+        HookType.AROUND,
+        _observe_ttft,
+        reason="only the HTTP process knows the time to first token that the client sees",
+        on_upgrade="still sets state.ttft_observed at the first token; recv_obj.rids exists",
     ),
     Hook(
         "sglang.srt.mem_cache.kv_cache_configurator.KVCacheConfigurator.config_from_budget",

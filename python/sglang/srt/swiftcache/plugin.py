@@ -11,6 +11,7 @@ from sglang.srt.plugins.hook_registry import HookRegistry
 from sglang.srt.swiftcache import BACKEND_NAME, EXIT_BAD_INPUT
 from sglang.srt.swiftcache.hooks import HOOKS
 from swiftcache_tier.errors import SwiftCacheError
+from swiftcache_tier.log_format import json_wanted, log_as_json
 
 if TYPE_CHECKING:
     from sglang.srt.mem_cache.registry import TreeCacheBuildContext
@@ -40,6 +41,8 @@ def build_radix_cache(context: TreeCacheBuildContext) -> DonorRadixCache:
     else:
         from sglang.srt.swiftcache.donor_radix_cache import DonorRadixCache as CacheClass
 
+    if json_wanted():
+        log_as_json("sglang.srt.swiftcache", "swiftcache_tier")
     try:
         cache = CacheClass(params=context.params, server_args=context.server_args)
     except SwiftCacheError as error:

@@ -41,6 +41,15 @@ VERIFY_HELP = (
     "longer overlap the prefill, and every block is read three times more."
 )
 
+REPLICAS_HELP = (
+    "Keep each block N times, on N different donors, so that the loss of one costs no recompute "
+    "and a corrupt block is read elsewhere (--swiftcache-verify). Divides what donors can hold by "
+    "N. Default: 1."
+)
+TTL_HELP = (
+    "Forget prefixes, on the device and on donors, that no request has used for so many seconds. "
+    "Default: keep them until their memory is needed."
+)
 LAYER_STREAM_HELP = (
     "Contexts longer than this device's KV memory: 'off', 'auto' (a window sized from free local "
     "and donated memory) or the number of tokens whose KV, beyond the regular slots, is kept on "
@@ -67,6 +76,12 @@ _FIELDS: list[tuple[str, Any, Any]] = [
         "auto",
     ),
     ("swiftcache_verify", A[bool, Arg(help=VERIFY_HELP), NS("memory")], False),
+    ("swiftcache_replicas", A[int, Arg(help=REPLICAS_HELP), NS("memory")], 1),
+    (
+        "swiftcache_ttl",
+        A[Optional[float], Arg(help=TTL_HELP), NS("memory")],  # noqa: UP045
+        None,
+    ),
     (
         "swiftcache_layer_stream",
         A[str, Arg(help=LAYER_STREAM_HELP), NS("memory")],
