@@ -96,6 +96,8 @@ def test_windows_of_one_name_are_pooled_and_compared(run: Run, tmp_path: Path) -
     assert alone["summary"]["total_requests"] == 2 * beside["summary"]["total_requests"] == 16
     assert windows["beside"]["b"]["summary"]["total_requests"] > 0
     assert "b" not in windows["alone"]
+    assert len(alone["average_ttft_s"]) == 2
+    assert len(beside["average_ttft_s"]) == 1
     dues = [request["due_s"] for request in alone["requests"]]
     assert max(dues[:8]) < min(dues[8:]), "the second window follows the first on one clock"
     report = (tmp_path / "out" / "report.md").read_text()

@@ -44,6 +44,7 @@ def _server(result: ServerWindow) -> Document:
         "summary": figures.summary,
         "errors": figures.errors,
         "seconds": result.seconds,
+        "average_ttft_s": result.average_ttft_s,
         "left": result.left,
         "tier": result.tier and result.tier._asdict(),
         "loss": _loss(result),

@@ -26,6 +26,7 @@ TIME_HEADS = (
     "TTFT P99 / base",
     "TPOT avg / base",
     "TPOT P99 / base",
+    "TTFT avg, each window",
 )
 RATE_HEADS = (
     "window",
@@ -109,7 +110,8 @@ def _times(row: _Row) -> list[str]:
         in_digits(None if row.base is None else ratio(summary[name], row.base["summary"][name]), 3)
         for name in ("average_ttft", "p99_ttft", "average_tpot", "p99_tpot")
     ]
-    return [*row.names, *cells, *ratios]
+    each = " / ".join(in_ms(seconds) for seconds in row.result["average_ttft_s"])
+    return [*row.names, *cells, *ratios, each]
 
 
 def _rates(row: _Row) -> list[str]:

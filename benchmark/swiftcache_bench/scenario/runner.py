@@ -49,9 +49,13 @@ class TierChange(NamedTuple):
 
 @dataclass
 class ServerWindow:
-    """One server in the windows of one name: `seconds`, and requests `left` at the limit, added."""
+    """One server in the windows of one name: `seconds`, and requests `left` at the limit, added.
+
+    `average_ttft_s` of each of them: how far they lie apart is noise.
+    """
 
     records: list[RequestRecord] = field(default_factory=list)
+    average_ttft_s: list[float | None] = field(default_factory=list)
     seconds: float = 0.0
     left: int = 0
     tier: TierChange | None = None
@@ -163,6 +167,8 @@ def _add(
     into: ServerWindow, server: str, together: Together, change: TierChange, counts: bool
 ) -> None:
     """Windows of one name follow each other on one clock."""
+    alone = run_figures(LoadResult(together.records[server], 0), None)
+    into.average_ttft_s.append(alone.summary["average_ttft"])
     into.records += [
         replace(record, due_s=record.due_s + into.seconds, sent_s=record.sent_s + into.seconds)
         for record in together.records[server]
