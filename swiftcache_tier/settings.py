@@ -94,11 +94,30 @@ class Settings:
     """Offered to a receiver at once, or one extent, before it has answered. One that locks the
     memory for a GPU must be done with it well within `offer_timeout_s`."""
 
+    demand_interval_s: float = 0.05
+    """Between two looks of a serving engine at how much its receivers would take."""
+
+    lend_quiet_s: float = 5.0
+    """A serving engine lends again no sooner than this after it took memory back."""
+
+    cold_after_s: float = 60.0
+    """A prefix that nobody has asked for in so long may make room for lending."""
+
+    cold_scan_s: float = 1.0
+    """Between two looks through the prefix cache for what is cold."""
+
+    take_back_wait_s: float = 1.0
+    """What a request waits for lent memory before prefixes that are not cold are evicted for it."""
+
+    compact_bytes_per_step: int = 64 << 20
+    """Moved inside a serving engine's pool in one scheduler step, at most, to empty extents; one
+    extent in any case."""
+
     mapping_slice_s: float = 0.02
     """Spent on mapping or unmapping extents, or on one of them, before other work has its turn."""
 
     thread_switch_s: float = 0.0001
-    """After this a thread of a receiver must let another in that waits for the interpreter. A
+    """After this a thread of a server must let another in that waits for the interpreter. A
     scheduler that never sleeps would otherwise keep its control thread waiting 5 ms at each step of
     mapping and unmapping, of which an extent takes several."""
 

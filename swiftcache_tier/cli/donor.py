@@ -11,7 +11,7 @@ import uvloop
 from swiftcache_tier.cli.arguments import add_runtime_dir, size
 from swiftcache_tier.donor.owner import leave_owners_tree, watch_owner
 from swiftcache_tier.donor.plan import DonorPlan, plan_donor
-from swiftcache_tier.donor.server import serve
+from swiftcache_tier.donor.standalone import serve
 from swiftcache_tier.extents import describe_device
 from swiftcache_tier.log_format import JsonFormatter, json_wanted
 from swiftcache_tier.settings import Settings

@@ -33,7 +33,7 @@ class DonorReport(NamedTuple):
 
     paths: DonorPaths
     state: str
-    """"serving", "draining", "stale", "unresponsive" or "refused"."""
+    """"serving", "draining", "drained", "stale", "unresponsive" or "refused"."""
     problem: str | None
     reply: StatusReply | None
 
@@ -112,6 +112,13 @@ def _as_json(report: DonorReport) -> dict[str, Any]:
         "extents": reply.extents,
         "bytes": sum(reply.extents.values()) * reply.extent_bytes,
         "bytes_lent": lent_bytes(reply),
+        "elastic": reply.elastic,
+        "bytes_kept": reply.kept * reply.extent_bytes,
+        "limits": {
+            "bytes": reply.limit_bytes,
+            "each_bytes": reply.each_limit_bytes,
+            "receiver_bytes": reply.receiver_limit_bytes,
+        },
         "receivers": [
             {
                 "name": receiver.name,
@@ -144,7 +151,7 @@ def _print_tables(reports: list[DonorReport]) -> None:
             *_texts(
                 reply.name,
                 describe_device(reply.device, reply.device_uuid, reply.device_model),
-                report.state if reply.owner_pid is None else f"{report.state}, owned",
+                _state(reply),
                 format_size(sum(reply.extents.values()) * reply.extent_bytes),
                 format_size(lent_bytes(reply)),
                 _states(reply.extents),
@@ -179,6 +186,17 @@ def _print_tables(reports: list[DonorReport]) -> None:
 def _texts(*cells: str) -> list[Text]:
     """Cells that are shown as they are: rich reads markup in plain strings."""
     return [Text(cell) for cell in cells]
+
+
+def _state(reply: StatusReply) -> str:
+    words = [reply.state]
+    if reply.owner_pid is not None:
+        words.append("owned")
+    if reply.elastic:
+        words.append("elastic")
+    if reply.limit_bytes is not None:
+        words.append(f"at most {format_size(reply.limit_bytes)}")
+    return ", ".join(words)
 
 
 def _link(receiver: ReceiverStatus) -> str:

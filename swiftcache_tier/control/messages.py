@@ -2,9 +2,9 @@
 
 Two sockets belong to a donor. At its door, a Unix socket that keeps records apart, a peer says
 `Hello` and gets a `Welcome`, after which `Offer`s with their descriptors arrive there; or it sends
-a `StatusRequest` and gets a `StatusReply`. Everything else goes through the control socket
-(ZeroMQ), where each message to the donor carries the session's token. Either side may get an
-`Error` for an answer.
+a `StatusRequest`, a `LimitRequest` or a `DrainRequest` and gets a `StatusReply`. Everything else
+goes through the control socket (ZeroMQ), where each message to the donor carries the session's
+token. Either side may get an `Error` for an answer.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from msgspec import Meta, Struct
 from swiftcache_tier.errors import SwiftCacheError
 from swiftcache_tier.extents import FDS_PER_RECORD_MAX
 
-PROTOCOL: Final = 3
+PROTOCOL: Final = 4
 """Raised by one whenever either side could misread the other."""
 
 NAME_PATTERN: Final = r"\A[A-Za-z0-9][A-Za-z0-9._-]{0,63}\Z"
@@ -54,6 +54,24 @@ class StatusRequest(Message, frozen=True):
     protocol: _Count
 
 
+class LimitRequest(Message, frozen=True):
+    """The donor's user lets it lend no more than this, or lifts a limit."""
+
+    protocol: _Count
+    bytes: _Bytes | None
+    """None lifts the limit."""
+    receiver: _Text | None = None
+    """Limit what a receiver of this name holds."""
+    each: bool = False
+    """Limit what each receiver holds that has no limit of its own. Otherwise all together."""
+
+
+class DrainRequest(Message, frozen=True):
+    """The donor's user wants everything asked back, and nothing lent until a limit is set."""
+
+    protocol: _Count
+
+
 class Welcome(Message, frozen=True):
     """The session is open; its token is known to this peer alone."""
 
@@ -68,6 +86,8 @@ class Welcome(Message, frozen=True):
     lost_after_s: Annotated[float, Meta(gt=0)]
     """Silence after which the donor counts this peer as lost."""
     owner_pid: _Count | None
+    elastic: bool = False
+    """It is a serving engine: what it lends comes and goes with its load, and may be nothing."""
 
 
 class Offer(Message, frozen=True):
@@ -104,13 +124,19 @@ class StatusReply(Message, frozen=True):
     pid: _Count
     owner_pid: _Count | None
     state: _Text
-    """"serving" or "draining"."""
+    """"serving", "draining" (it ends) or "drained" (until a limit is set or lifted)."""
     extent_bytes: _Bytes
     extents: dict[str, _Count]
     """By lease state."""
     bytes_untaken: _Bytes
     """Promised and not yet taken from the system: host memory takes RAM as it is written."""
     receivers: list[ReceiverStatus]
+    kept: _Count = 0
+    """Free extents that the engine uses for its own KV."""
+    elastic: bool = False
+    limit_bytes: _Bytes | None = None
+    each_limit_bytes: _Bytes | None = None
+    receiver_limit_bytes: dict[str, _Bytes] = {}
 
 
 class Ping(Message, frozen=True):
@@ -192,6 +218,7 @@ class ErrorCode:
     FULL: Final = "full"
     DRAINING: Final = "draining"
     NO_SESSION: Final = "no_session"
+    NOT_YOURS: Final = "not_yours"
 
 
 class MessageError(SwiftCacheError):
@@ -206,7 +233,7 @@ class _Preamble(Struct):
     protocol: int
 
 
-AtDoor: TypeAlias = Hello | StatusRequest
+AtDoor: TypeAlias = Hello | StatusRequest | LimitRequest | DrainRequest
 FromDoor: TypeAlias = Welcome | StatusReply | Offer | Error
 ToDonor: TypeAlias = Ping | Accept | Decline | Released | Bye
 ToReceiver: TypeAlias = Pong | Reclaim | Farewell | Error

@@ -15,6 +15,7 @@ from swiftcache_tier.control.runtime_dir import DonorPaths, donor_paths, ensure_
 from swiftcache_tier.donor.owner import Owner
 from swiftcache_tier.errors import SwiftCacheError
 from swiftcache_tier.extents import Arena, arena_for
+from swiftcache_tier.extents.pool_memory import PoolMemory
 from swiftcache_tier.settings import Settings
 from swiftcache_tier.sizes import format_size
 
@@ -87,7 +88,7 @@ def plan_donor(
             f"{format_size(size_bytes)} are {extents} extents of {format_size(extent_bytes)}, and "
             f"a donor has at most {EXTENTS_MAX}: choose larger ones with --extent-size"
         )
-    open_files = extents + _OTHER_FILES + _FILES_PER_SESSION * settings.sessions_max
+    open_files = _open_files(extents, settings)
     _, most_files = resource.getrlimit(resource.RLIMIT_NOFILE)
     if most_files != resource.RLIM_INFINITY and open_files > most_files:
         raise SwiftCacheError(
@@ -99,3 +100,24 @@ def plan_donor(
     ensure_runtime_dir(runtime_dir)
     paths = donor_paths(runtime_dir, name or f"{device.replace(':', '')}-{os.getpid()}")
     return DonorPlan(arena, paths, extent_bytes, extents, allowed_uids, owner, open_files)
+
+
+def plan_pool_donor(memory: PoolMemory, paths: DonorPaths, settings: Settings) -> DonorPlan:
+    """The donor of a serving engine whose KV pool lies in `memory`, for its own user's processes.
+
+    Makes the runtime directory and nothing else. Raises SwiftCacheError for one that is unsafe.
+    """
+    ensure_runtime_dir(paths.door.parent)
+    return DonorPlan(
+        arena=memory.arena,
+        paths=paths,
+        extent_bytes=memory.extent_bytes,
+        extents=memory.extents,
+        allowed_uids=frozenset({os.geteuid(), 0}),
+        owner=None,
+        open_files=_open_files(memory.extents, settings),
+    )
+
+
+def _open_files(extents: int, settings: Settings) -> int:
+    return extents + _OTHER_FILES + _FILES_PER_SESSION * settings.sessions_max

@@ -13,6 +13,7 @@ from swiftcache_tier.control.complaints import Complaints
 from swiftcache_tier.control.credentials import Peer, peer_of, user_name
 from swiftcache_tier.control.messages import (
     AT_DOOR,
+    AtDoor,
     Error,
     ErrorCode,
     Hello,
@@ -37,17 +38,18 @@ class Reception:
         door: socket.socket,
         allowed_uids: frozenset[int],
         settings: Settings,
-        status: Callable[[], StatusReply],
+        answer: Callable[[AtDoor, Peer], StatusReply],
         welcome: Callable[[Hello, Peer, RecordChannel], None],
     ) -> None:
         """Takes over `door`, which listens and does not block.
 
-        `welcome` takes over the connection and the descriptor in `peer`, or raises MessageError.
+        `welcome` takes over the connection and the descriptor in `peer`; `answer` is for all else
+        that is said at the door. Both may raise MessageError.
         """
         self._door = door
         self._allowed_uids = allowed_uids
         self._settings = settings
-        self._status = status
+        self._answer = answer
         self._welcome = welcome
         self._waiting: set[asyncio.Task[None]] = set()
         self._waiting_of: Counter[int] = Counter()
@@ -146,5 +148,5 @@ class Reception:
         if isinstance(message, Hello):
             self._welcome(message, peer, channel)
             return True
-        await channel.send(encode(self._status()))
+        await channel.send(encode(self._answer(message, peer)))
         return False

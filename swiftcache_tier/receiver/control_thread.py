@@ -13,6 +13,7 @@ from pathlib import Path
 
 import uvloop
 
+from swiftcache_tier.control.runtime_dir import DonorPaths
 from swiftcache_tier.errors import SwiftCacheError
 from swiftcache_tier.extents import JoinedAddressRange
 from swiftcache_tier.receiver.events import Event
@@ -41,6 +42,7 @@ class ControlThread:
         settings: Settings,
         runtime_dir: Path,
         receiver_name: str,
+        own_donor: DonorPaths | None,
     ) -> None:
         """Does not start the thread. `address_range` is the thread's until `stop`."""
         self.events: deque[Event] = deque()
@@ -53,6 +55,7 @@ class ControlThread:
             settings=settings,
             runtime_dir=runtime_dir,
             receiver_name=receiver_name,
+            own_donor=own_donor,
             emit=self.events.append,
         )
         self._thread = threading.Thread(target=self._run, name="swiftcache-control", daemon=True)

@@ -15,7 +15,9 @@ Identity: TypeAlias = tuple[int, int]
 class Discovery:
     """Looks for donors that are there and not joined. Used by one thread."""
 
-    def __init__(self) -> None:
+    def __init__(self, own_donor: DonorPaths | None = None) -> None:
+        """`own_donor`: that of a server which lends too, and would find itself."""
+        self._own_donor = own_donor
         self._named: list[DonorPaths] = []
         self._folder: Path | None = None
         self._refused: dict[Path, Identity] = {}
@@ -45,7 +47,8 @@ class Discovery:
         return [
             paths
             for paths in candidates
-            if paths.door not in taken
+            if paths != self._own_donor
+            and paths.door not in taken
             and (identity := identity_of(paths.door)) is not None
             and self._refused.get(paths.door) != identity
         ]

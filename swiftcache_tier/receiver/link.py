@@ -88,6 +88,8 @@ class DonorLink:
         self.heard_s = asyncio.get_running_loop().time()
         self.donor_ended = False
         """Its process is known to have ended, so another may come at the same place."""
+        self.is_elastic = greeting.welcome.elastic
+        """The donor is a serving engine: what it lends comes and goes with its own load."""
         self.progress = 0
         """Rises with every step of mapping and unmapping."""
         self._greeting = greeting

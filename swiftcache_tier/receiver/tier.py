@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from swiftcache_tier.blocks import BlockPool
+from swiftcache_tier.control.runtime_dir import DonorPaths
 from swiftcache_tier.errors import SwiftCacheError
 from swiftcache_tier.extents import address_range_for, describe_device
 from swiftcache_tier.lease import LeaseState
@@ -67,12 +68,13 @@ class DonorTier:
         runtime_dir: Path,
         receiver_name: str,
         device: str = "cpu",
+        own_donor: DonorPaths | None = None,
     ) -> None:
         """Reserves addresses, no memory. `receiver_name` is what operators read in `status`.
 
         `device`, "cpu" or "cuda:N", is what reads and writes the blocks. For a GPU host memory is
         locked and mapped at the same addresses for CPU and GPU, and memory of GPUs for that GPU
-        alone. Raises SwiftCacheError when there is no such device.
+        alone. `own_donor` is never joined. Raises SwiftCacheError when there is no such device.
         """
         self.block_bytes = block_bytes
         self._reach = Reach(device)
@@ -86,6 +88,7 @@ class DonorTier:
             settings=settings,
             runtime_dir=runtime_dir,
             receiver_name=receiver_name,
+            own_donor=own_donor,
         )
         self._donations: dict[int, Donation] = {}
         self._to_finish: set[int] = set()
@@ -104,7 +107,8 @@ class DonorTier:
             self._control.start()
             self._control.join(self._specs)
             self.poll()
-            if self.total_blocks == 0:
+            elastic = any(donation.joined.elastic for donation in self._donations.values())
+            if self.total_blocks == 0 and not elastic:
                 granted = sum(
                     len(d.mapped) * d.joined.extent_bytes for d in self._donations.values()
                 )

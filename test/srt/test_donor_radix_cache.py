@@ -127,7 +127,7 @@ def test_memory_of_a_load_in_flight_is_not_given_back() -> None:
     assert tree.tier.waiting, "memory went back while a load was reading it"
     busy = {node for node in tree.nodes() if node.host_value is not None}
     assert busy
-    assert busy <= tree.cache._vacater._in_flight()
+    assert busy <= tree.cache._vacater.in_flight()
     controller.ack_load_queue.extend(pending)
     for _ in range(3):
         tree.cache.check_hicache_events()

@@ -80,6 +80,7 @@ class Tree:
             swiftcache_verify=verify,
             swiftcache_replicas=replicas,
             swiftcache_ttl=None,
+            swiftcache_donate="off",
             served_model_name="tiny",
             port=1,
             hicache_ratio=2.0,

@@ -14,11 +14,15 @@ from sglang.srt.mem_cache.memory_pool import MHATokenToKVPool
 from sglang.srt.mem_cache.pool_host.base import HostKVCache
 from sglang.srt.runtime_context import get_server_args
 
+from sglang.srt.swiftcache import donate_checks
+from sglang.srt.swiftcache.elastic_pool import ElasticKVPool
 from sglang.srt.swiftcache.layer_stream.pool import StreamKVPool
+from sglang.srt.swiftcache.page_major_paths import PageMajorPaths
 from sglang.srt.swiftcache.paths import PathChooser
 from sglang.srt.swiftcache.traffic import Traffic
 from sglang.srt.swiftcache.verify import BlockChecksums
 from swiftcache_kernel import BlockLayout, LayerTransfer, PoolBuffers, copy_blocks
+from swiftcache_kernel.page_major import PageMajorBuffers
 from swiftcache_tier.blocks import NONE, Replicas
 from swiftcache_tier.errors import SwiftCacheError
 from swiftcache_tier.receiver.tier import DonorTier
@@ -85,7 +89,11 @@ class DonorKVCache(HostKVCache):
         """Which of some blocks a launched forward may still use; None where none ever does."""
         self._held_back = np.empty(0, dtype=np.int64)
         self._page_offsets = torch.arange(page_size, dtype=torch.int64)
-        self._buffers = PoolBuffers(self.block_layout, device_pool.k_buffer, device_pool.v_buffer)
+        self._buffers = (
+            PageMajorBuffers(self.block_layout, device_pool.raw_pages)
+            if isinstance(device_pool, ElasticKVPool)
+            else PoolBuffers(self.block_layout, device_pool.k_buffer, device_pool.v_buffer)
+        )
         self._on_gpu = self._buffers.device.type == "cuda"
         self._operation: _Operation | None = None
 
@@ -98,9 +106,14 @@ class DonorKVCache(HostKVCache):
             runtime_dir=Path(args.swiftcache_runtime_dir),
             receiver_name=f"{Path(args.served_model_name).name}:{args.port}",
             device=str(self._buffers.device),
+            own_donor=donate_checks.own_donor(args),
         )
         self.tier.start()
-        self._paths = PathChooser(args.swiftcache_io_backend, self._buffers, self.tier)
+        self._paths = (
+            PageMajorPaths(self._buffers, self.tier)
+            if isinstance(self._buffers, PageMajorBuffers)
+            else PathChooser(args.swiftcache_io_backend, self._buffers, self.tier)
+        )
         self.checksums = BlockChecksums(self._buffers) if args.swiftcache_verify else None
         copies = args.swiftcache_replicas
         self.copies_wanted = copies
@@ -335,8 +348,9 @@ def block_layout(pool: MHATokenToKVPool) -> BlockLayout:
 
 
 def _require_covered(pool: Any) -> None:
-    # By exact type: every other subclass (fp4, mxfp8, page-major, ...) stores more or elsewhere.
-    covered = type(pool) in (MHATokenToKVPool, StreamKVPool) and pool.kv_cache_layout == "nhd"
+    # By exact type: every other subclass (fp4, mxfp8, ...) stores more or elsewhere.
+    by_layer = type(pool) in (MHATokenToKVPool, StreamKVPool) and pool.kv_cache_layout == "nhd"
+    covered = by_layer or type(pool) is ElasticKVPool
     # buffers without memory of their own until the graphs are captured could not be looked at now
     if not covered or pool.post_capture_active:
         layout = getattr(pool, "kv_cache_layout", "its own")

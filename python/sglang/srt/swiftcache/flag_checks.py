@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import argparse
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
-from sglang.srt.swiftcache import BACKEND_NAME
+from sglang.srt.swiftcache import BACKEND_NAME, donate_checks
+from sglang.srt.swiftcache.conflicts import Conflict
 from swiftcache_tier.errors import SwiftCacheError
 from swiftcache_tier.log_format import json_wanted
 
@@ -29,104 +30,98 @@ _HOST_TIER_FLAGS = {
 }
 
 
-class _Conflict(NamedTuple):
-    flag: str
-    present: Callable[[Any], bool]
-    advice: str
-
-
 _CONFLICTS = (
-    _Conflict(
+    Conflict(
         "--device other than cuda and cpu",
         lambda a: a.device not in (None, "cuda", "cpu"),
         "use cuda or cpu",
     ),
-    _Conflict(
+    Conflict(
         "--page-size that is no power of two",
         lambda a: bool(a.page_size and a.page_size & (a.page_size - 1)),
         "SGLang's allocator needs a power of two: use 1, 16 or 64",
     ),
-    _Conflict(
+    Conflict(
         "--disable-radix-cache",
         lambda a: a.disable_radix_cache,
         "donors hold radix-prefix KV: drop --disable-radix-cache",
     ),
-    _Conflict(
+    Conflict(
         "--radix-cache-backend",
         lambda a: a.radix_cache_backend not in (None, BACKEND_NAME),
         "donors come with a radix cache of their own: drop --radix-cache-backend",
     ),
-    _Conflict(
+    Conflict(
         "--tensor-parallel-size > 1",
         lambda a: a.tp_size > 1,
         "the ranks do not agree on donor blocks yet: use --tp 1",
     ),
-    _Conflict(
+    Conflict(
         "--pipeline-parallel-size > 1",
         lambda a: a.pp_size > 1,
         "the stages do not agree on donor blocks yet: use --pp 1",
     ),
-    _Conflict(
+    Conflict(
         "--data-parallel-size > 1",
         lambda a: a.dp_size > 1,
         "start one server per replica instead, behind SGLang's router",
     ),
-    _Conflict(
+    Conflict(
         "--dcp-size > 1",
         lambda a: a.dcp_size > 1,
         "interleaved KV shards are not covered: use --dcp-size 1",
     ),
-    _Conflict(
+    Conflict(
         "--speculative-algorithm",
         lambda a: a.speculative_algorithm is not None,
         "the draft model's KV has no donor blocks yet: drop --speculative-algorithm",
     ),
-    _Conflict(
+    Conflict(
         "--disaggregation-mode",
         lambda a: a.disaggregation_mode != "null",
         "prefill-decode disaggregation is not covered: drop --disaggregation-mode",
     ),
-    _Conflict(
+    Conflict(
         "--hicache-storage-backend",
         lambda a: a.hicache_storage_backend is not None,
         "a storage tier below the donors is not covered: drop --hicache-storage-backend",
     ),
-    _Conflict(
+    Conflict(
         "--enable-lmcache",
         lambda a: a.enable_lmcache,
         "two tiers would hold the same prefixes: drop one of the two flags",
     ),
-    _Conflict(
+    Conflict(
         "--enable-flexkv",
         lambda a: a.enable_flexkv,
         "two tiers would hold the same prefixes: drop one of the two flags",
     ),
-    _Conflict(
+    Conflict(
         "--enable-hisparse",
         lambda a: a.enable_hisparse,
         "sparse host offload is not covered: drop --enable-hisparse",
     ),
-    _Conflict(
+    Conflict(
         "--enable-page-major-kv-layout",
         lambda a: a.enable_page_major_kv_layout,
         "the receiver's pool must be layer-major: drop the flag",
     ),
-    _Conflict(
+    Conflict(
         "--enable-unified-memory",
         lambda a: a.enable_unified_memory,
         "the receiver's pool must be layer-major: drop the flag",
     ),
-    _Conflict(
+    Conflict(
         "--enable-streaming-session",
         lambda a: a.enable_streaming_session,
         "streaming sessions hold KV outside the radix tree: drop the flag",
     ),
-    _Conflict(
+    Conflict(
         "--dllm-algorithm",
         lambda a: a.dllm_algorithm is not None,
         "diffusion models turn the hierarchical cache off: drop one of the two flags",
     ),
-    _Conflict(
+    Conflict(
         "--kv-cache-dtype fp4 / mxfp8",
         lambda a: "fp4" in str(a.kv_cache_dtype) or "mxfp" in str(a.kv_cache_dtype),
         "scales of packed KV formats are not stored: use auto, bf16, fp8_e4m3 or fp8_e5m2",
@@ -151,8 +146,9 @@ def normalize(args: Any) -> None:
         args.swiftcache_runtime_dir = str(Path(args.swiftcache_runtime_dir).absolute())
     if args.swiftcache_donors is not None:
         return
+    lends = donate_checks.is_on(args)
     for flag, is_given in (
-        ("--swiftcache-runtime-dir", args.swiftcache_runtime_dir is not None),
+        ("--swiftcache-runtime-dir", args.swiftcache_runtime_dir is not None and not lends),
         ("--swiftcache-io-backend", args.swiftcache_io_backend != "auto"),
         ("--swiftcache-verify", args.swiftcache_verify),
         ("--swiftcache-replicas", args.swiftcache_replicas != 1),

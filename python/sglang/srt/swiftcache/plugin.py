@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from sglang.srt.mem_cache.registry import register_radix_cache_backend
@@ -26,6 +28,19 @@ def register() -> None:
     register_radix_cache_backend(BACKEND_NAME, build_radix_cache)
 
 
+@contextlib.contextmanager
+def one_line_exit() -> Iterator[None]:
+    """End the process on a SwiftCacheError, after one line on stderr.
+
+    SGLang would print a traceback for an exception; the main process reports the exit.
+    """
+    try:
+        yield
+    except SwiftCacheError as error:
+        print(f"swiftcache: {error}", file=sys.stderr, flush=True)
+        raise SystemExit(EXIT_BAD_INPUT) from None
+
+
 def build_radix_cache(context: TreeCacheBuildContext) -> DonorRadixCache:
     """Build the cache in the scheduler process. Waits for the donors, up to ``join_timeout_s``.
 
@@ -43,12 +58,8 @@ def build_radix_cache(context: TreeCacheBuildContext) -> DonorRadixCache:
 
     if json_wanted():
         log_as_json("sglang.srt.swiftcache", "swiftcache_tier")
-    try:
+    with one_line_exit():
         cache = CacheClass(params=context.params, server_args=context.server_args)
-    except SwiftCacheError as error:
-        # SGLang would print a traceback for an exception; the main process reports the exit.
-        print(f"swiftcache: {error}", file=sys.stderr, flush=True)
-        raise SystemExit(EXIT_BAD_INPUT) from None
     # the built-in chain does this for HiCache only: attention waits, layer by layer, for the loads
     context.tp_worker.register_hicache_layer_transfer_counter(
         cache.cache_controller.layer_done_counter

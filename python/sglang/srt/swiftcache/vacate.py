@@ -45,7 +45,7 @@ class Vacater:
         doomed = pool.tier.must_vacate()
         if doomed.size == 0:
             return
-        busy = self._in_flight()
+        busy = self.in_flight()
         if pool.replicas is not None:
             pool.replicas.drop(doomed, keep=self.blocks_in_flight())
         budget = max(1, pool.settings.vacate_bytes_per_step // pool.block_layout.block_bytes)
@@ -84,7 +84,7 @@ class Vacater:
         """Donor blocks that a transfer is reading or writing, their copies left aside."""
         pool = self._cache.tier_pool
         blocks: set[int] = set()
-        for node in self._in_flight():
+        for node in self.in_flight():
             if node.host_value is not None:
                 blocks.update(pool.blocks_of(node.host_value).tolist())
         return blocks
@@ -122,7 +122,7 @@ class Vacater:
             and np.isin(pool.blocks_of(node.host_value), doomed).any()
         ]
 
-    def _in_flight(self) -> set[TreeNode]:
+    def in_flight(self) -> set[TreeNode]:
         """Nodes whose donor blocks a transfer is reading or writing."""
         cache = self._cache
         busy: set[TreeNode] = set()
