@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from swiftcache_bench.against_baseline import same_outputs
 from swiftcache_bench.records import RequestRecord
 from swiftcache_bench.scenario.file import Scenario
 from swiftcache_bench.scenario.runner import ServerWindow, VariantOutcome
@@ -29,7 +30,10 @@ def scenario_document(
             name: {
                 "error": outcome.error,
                 "windows": {
-                    window: {server: _server(result) for server, result in servers.items()}
+                    window: {
+                        server: _server(result, _base(scenario, outcomes, window, server))
+                        for server, result in servers.items()
+                    }
                     for window, servers in outcome.windows.items()
                 },
             }
@@ -38,12 +42,23 @@ def scenario_document(
     }
 
 
-def _server(result: ServerWindow) -> Document:
+def _base(
+    scenario: Scenario, outcomes: Mapping[str, VariantOutcome], window: str, server: str
+) -> ServerWindow | None:
+    """What another variant made of the same requests."""
+    outcome = outcomes.get(scenario.against.variant or "")
+    return outcome.windows.get(window, {}).get(server) if outcome is not None else None
+
+
+def _server(result: ServerWindow, base: ServerWindow | None) -> Document:
     figures = result.figures
+    outputs = None if base is None else same_outputs(result.records, base.records)
     return {
+        "outputs": outputs and outputs._asdict(),
         "summary": figures.summary,
         "errors": figures.errors,
         "seconds": result.seconds,
+        "average_ttft_s": result.average_ttft_s,
         "left": result.left,
         "tier": result.tier and result.tier._asdict(),
         "loss": _loss(result),
