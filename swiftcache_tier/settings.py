@@ -84,6 +84,9 @@ class Settings:
     watchdog_s: float = 60.0
     """Work that waits so long without any progress is a stall; the state is logged then."""
 
+    audit_interval_s: float = 3600.0
+    """Between two audits of all books of a server, each of which may take tens of milliseconds."""
+
     metrics_interval_s: float = 1.0
     """Between two times that a server's `/metrics` are brought up to date."""
 

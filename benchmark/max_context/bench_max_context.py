@@ -15,6 +15,7 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import mmap
 import statistics
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -36,6 +37,9 @@ from swiftcache_bench.server.contenders import (
     resolve_contenders,
     split_flags,
 )
+from swiftcache_tier.settings import GPU_PAGE_BYTES
+from swiftcache_tier.stream import regular_tokens_for
+from swiftcache_tier.stream.sizing import WINDOW_SETS, StreamShape
 
 NAMES = ("reference", "stock", "hicache", "swiftcache")
 REFERENCE = "reference"
@@ -48,14 +52,17 @@ class Sizes:
     local_tokens: int
     """Of stock SGLang: the memory that all have."""
     window_tokens: int
-    layers: int
-    page_tokens: int
+    shape: StreamShape
+
+    @property
+    def page_tokens(self) -> int:
+        return self.shape.page_tokens
 
     @property
     def regular_tokens(self) -> int:
-        """R: what two sets of window slots leave, each a layer high."""
-        rest = self.local_tokens - math.ceil(2 * self.window_tokens / self.layers)
-        return rest // self.page_tokens * self.page_tokens
+        """R: what two sets of window slots leave, each a layer high, in whole units."""
+        rest = self.local_tokens - math.ceil(WINDOW_SETS * self.window_tokens / self.shape.layers)
+        return regular_tokens_for(rest, self.shape)
 
     @property
     def total_tokens(self) -> int:
@@ -87,8 +94,7 @@ def main() -> int:
 
 
 def run(args: argparse.Namespace) -> int:
-    layers = json.loads((Path(args.model_path) / "config.json").read_text())["num_hidden_layers"]
-    sizes = Sizes(args.local_tokens, args.window_tokens, layers, args.page_size)
+    sizes = sizes_of(args)
     if sizes.regular_tokens <= 0:
         raise BenchmarkError(
             f"--window-tokens {args.window_tokens} leaves no regular slots of --local-tokens "
@@ -103,6 +109,18 @@ def run(args: argparse.Namespace) -> int:
         measure(contender, sizes, args)
     report(sizes, args.output_dir)
     return 0
+
+
+def sizes_of(args: argparse.Namespace) -> Sizes:
+    """The sizes that a server makes of the flags, so that all contenders get the same prompts."""
+    config = json.loads((Path(args.model_path) / "config.json").read_text())
+    heads = config.get("num_key_value_heads", config["num_attention_heads"])
+    dim = config.get("head_dim", config["hidden_size"] // config["num_attention_heads"])
+    row_bytes = heads * dim * args.kv_number_bytes
+    mapped_bytes = GPU_PAGE_BYTES if args.device == "cuda" else mmap.PAGESIZE
+    unit = math.lcm(args.page_size, mapped_bytes // math.gcd(mapped_bytes, row_bytes))
+    shape = StreamShape(config["num_hidden_layers"], 2 * row_bytes, args.page_size, unit)
+    return Sizes(args.local_tokens, -(-args.window_tokens // unit) * unit, shape)
 
 
 def measure(contender: Contender, sizes: Sizes, args: argparse.Namespace) -> None:
@@ -257,6 +275,7 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument("--local-tokens", type=int, required=True, help="slots of stock SGLang")
     parser.add_argument("--window-tokens", type=int, required=True, help="W")
     parser.add_argument("--page-size", type=int, default=16)
+    parser.add_argument("--kv-number-bytes", type=int, default=2, help="2 for bf16, 4 for float32")
     parser.add_argument("--factors", type=float, nargs="+", default=[0.5, 1.5, 4.0, 8.0])
     parser.add_argument("--output-tokens", type=int, default=32)
     parser.add_argument("--hicache-gb", default="32", help="host memory of HiCache")

@@ -16,7 +16,20 @@ from faults.report import markdown, print_table, write_between_marks
 from faults.stage import Stage
 from support.tiny_model import build_tiny_model
 
-COPIES = ("--swiftcache-replicas", "2", "--swiftcache-verify")
+STAGES = {
+    "plain": (),
+    "streaming": ("--max-total-tokens", "512", "--swiftcache-layer-stream", "1024"),
+    "copies": ("--swiftcache-replicas", "2", "--swiftcache-verify"),
+}
+"""Flags for the servers that the cells need."""
+
+
+def stage_of(fault: str, phase: str) -> str | None:
+    """The server on which this cell is tried; None where there can be none: what is streamed has
+    no copies."""
+    if FAULTS[fault].copies:
+        return None if phase == "streaming" else "copies"
+    return "streaming" if phase == "streaming" else "plain"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -31,17 +44,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
     with clean_ending(), tempfile.TemporaryDirectory(prefix="sc-faults-") as name:
         scratch = Path(name)
         model = build_tiny_model(scratch / "model")
-        for copies in (False, True):
-            chosen = [fault for fault in given.faults if FAULTS[fault].copies is copies]
+        for kind, flags in STAGES.items():
+            chosen = [
+                (fault, phase)
+                for fault in given.faults
+                for phase in given.phases
+                if stage_of(fault, phase) == kind
+            ]
             if not chosen:
                 continue
-            folder = scratch / ("copies" if copies else "plain")
-            folder.mkdir()
-            with Stage(model, folder, *(COPIES if copies else ())) as stage:
-                for fault in chosen:
-                    for phase in given.phases:
-                        cells.append(run_cell(stage, fault, FAULTS[fault], phase))
-                        _say(cells[-1])
+            (scratch / kind).mkdir()
+            with Stage(model, scratch / kind, *flags) as stage:
+                for fault, phase in chosen:
+                    cells.append(run_cell(stage, fault, FAULTS[fault], phase))
+                    _say(cells[-1])
     print_table(cells)
     if given.write is not None:
         write_between_marks(given.write, markdown(cells))

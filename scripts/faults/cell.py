@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass, field
+from typing import Any
 
 from faults.faults import Fault
 from faults.phases import PHASES, Missed, Tally
@@ -61,12 +62,22 @@ def run_cell(stage: Stage, name: str, fault: Fault, phase: str) -> Cell:
     return cell
 
 
+def _homes(tier: dict[str, Any]) -> int:
+    """Blocks that the pages of a layer window always have."""
+    if "layer_stream" not in tier:
+        return 0
+    window = tier["layer_stream"]["window_slots"]
+    return int((window["total"] - window["retired"]) // tier["block_tokens"])
+
+
 def _leaks(stage: Stage) -> list[str]:
     stage.server.flush(DEADLINE_S)
     found = []
     tier = stage.tier()
-    if tier["blocks"]["used"] or tier["replicas"]["copies"]:
+    if tier["blocks"]["used"] != _homes(tier) or tier["replicas"]["copies"]:
         found.append(f"donor blocks are in use after a flush: {tier['blocks']}")
+    if tier["audits"]["found"]:
+        found.append(f"an audit found: {tier['audits']['violated']}")
     files = stage.scheduler().num_fds()
     if files > stage.files_before + LEAKED_FILES_MAX:
         found.append(f"{files - stage.files_before} descriptors more than at the start")

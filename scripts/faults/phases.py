@@ -133,7 +133,20 @@ def decoding(stage: Stage, tally: Tally) -> Iterator[None]:
     tally.note("decoding", stage.expected_long_answer, stream.answer)
 
 
-PHASES = {each.__name__: each for each in (idle, prefilling, loading, decoding)}
+@contextmanager
+def streaming(stage: Stage, tally: Tally) -> Iterator[None]:
+    """A long answer is being given to a prompt too long for the device: layers are streamed."""
+    stream = Stream(stage, stage.long_prompt, LONG_ANSWER_TOKENS)
+    _wait(lambda: stream.tokens >= TOKENS_BEFORE_FAULT or stream.over)
+    if stream.over:
+        stream.answer()
+        raise Missed
+    assert stage.tier()["layer_stream"]["window_slots"]["used"] > 0, "nothing is streamed"
+    yield
+    tally.note("streaming", stage.expected_streamed, stream.answer)
+
+
+PHASES = {each.__name__: each for each in (idle, prefilling, loading, decoding, streaming)}
 
 
 def _wait(condition: Callable[[], bool]) -> None:

@@ -58,7 +58,10 @@ def _rows(cells: Sequence[Cell]) -> list[list[str]]:
         rows.append(
             [
                 FAULTS[fault].title,
-                *(f"{own[phase].recovery_s:.2f} s" for phase in _phases(cells)),
+                *(
+                    f"{own[phase].recovery_s:.2f} s" if phase in own else "-"
+                    for phase in _phases(cells)
+                ),
                 f"{failed} of {answered + failed}",
                 str(sum(len(cell.tally.wrong) for cell in own.values())),
                 str(sum(len(cell.leaks) for cell in own.values())),

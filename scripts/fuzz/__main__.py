@@ -18,7 +18,8 @@ from fuzz.bystander import Bystander
 from fuzz.health import holdings, leak
 from support.donors import Donor
 from support.processes import wait_until
-from swiftcache_tier.control.query import query_status
+from swiftcache_tier.control.messages import PROTOCOL, LimitRequest
+from swiftcache_tier.control.query import ask, query_status
 from swiftcache_tier.control.runtime_dir import donor_paths
 from swiftcache_tier.errors import SwiftCacheError
 from swiftcache_tier.settings import Settings
@@ -148,6 +149,9 @@ def _look_after(donor: Donor, bystander: Bystander) -> list[str]:
         return len(reply.receivers) == 1 and reply.extents["lent"] == sum(reply.extents.values())
 
     try:
+        # Whoever runs as the donor's user may limit and drain it, and has.
+        for each in (False, True):
+            ask(paths, LimitRequest(PROTOCOL, bytes=None, each=each), settings)
         wait_until(all_back, SETTLE_DEADLINE_S, "the bystander holds all memory again")
         fresh = bystander("take")
     except (AssertionError, SwiftCacheError, EOFError) as error:

@@ -13,7 +13,9 @@ from fuzz.inputs import Inputs, make_descriptor, too_long_for_a_record
 from swiftcache_tier.control.messages import (
     FROM_DOOR,
     PROTOCOL,
+    DrainRequest,
     Hello,
+    LimitRequest,
     StatusRequest,
     encode,
 )
@@ -29,7 +31,15 @@ def attack_door(door: Path, inputs: int, seed: str, settings: Settings) -> int:
     """Send `inputs` records. Raises TimeoutError when one is not answered or shown out, and
     ValueError when the answer is no message."""
     made = Inputs(
-        [Hello(PROTOCOL, "fuzz"), StatusRequest(PROTOCOL)], settings.message_bytes_max, seed
+        [
+            Hello(PROTOCOL, "fuzz"),
+            StatusRequest(PROTOCOL),
+            LimitRequest(PROTOCOL, bytes=1 << 20),
+            LimitRequest(PROTOCOL, bytes=None, receiver="fuzz"),
+            DrainRequest(PROTOCOL),
+        ],
+        settings.message_bytes_max,
+        seed,
     )
     held: deque[socket.socket] = deque()
     sent = 0

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from demo.ending import clean_ending
-from faults.stage import SERVER_ENV, scheduler_of
+from faults.stage import SERVER_ENV, START_DEADLINE_S, scheduler_of
 from soak.books import Books, Clock
 from soak.coming_and_going import ComingAndGoing
 from stress.client import Client, Lost
@@ -65,6 +65,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 *("--swiftcache-runtime-dir", str(runtime_dir)),
                 tmp_path=scratch,
                 env=SERVER_ENV,
+                deadline_s=START_DEADLINE_S,
             ) as server,
         ):
             try:

@@ -33,6 +33,8 @@ def wrong_in_server(tier: dict[str, Any]) -> list[str]:
     blocks = tier["blocks"]
     if blocks["total"] != blocks["free"] + blocks["used"] + blocks["retiring"]:
         found.append(f"blocks are not free + used + retiring: {blocks}")
+    if tier["audits"]["found"]:
+        found.append(f"an audit found: {tier['audits']['violated']}")
     for donor in tier["donors"]:
         name, own = donor["name"], donor["blocks"]
         mapped = sum(count for state, count in donor["extents"].items() if state != "free")

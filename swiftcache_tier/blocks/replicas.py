@@ -53,6 +53,10 @@ class Replicas:
         """Blocks that have fewer copies than wanted."""
         return len(self._short)
 
+    def copy_ids(self) -> np.ndarray:
+        """All blocks that are copies of others."""
+        return np.array(list(self._block_of), dtype=np.int64)
+
     def place(self, blocks: np.ndarray) -> None:
         """Take room for the copies of blocks that have just been handed out, as far as it goes."""
         for block in blocks.tolist():

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from faults.__main__ import STAGES, stage_of
 from faults.__main__ import main as faults
 from faults.cell import Cell
 from faults.faults import FAULTS
@@ -22,6 +23,12 @@ def test_a_donor_is_lost_while_prompts_are_restored_and_answered(
     assert faults(flags) == 0, "".join(capsys.readouterr())
     report = capsys.readouterr().out
     assert report.count("0 failed, 0 wrong, 0 leaks") == 4
+
+
+def test_each_cell_has_a_server_but_copies_of_what_is_streamed() -> None:
+    missing = [(f, p) for f in FAULTS for p in PHASES if stage_of(f, p) is None]
+    assert missing == [(f, "streaming") for f in FAULTS if FAULTS[f].copies]
+    assert {stage_of(f, p) for f in FAULTS for p in PHASES} - {None} == set(STAGES)
 
 
 def test_a_cell_that_went_wrong_is_told() -> None:

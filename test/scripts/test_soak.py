@@ -30,9 +30,10 @@ def donor(**changes: Any) -> dict[str, Any]:
     } | changes
 
 
-def tier(*donors: dict[str, Any], **blocks: int) -> dict[str, Any]:
+def tier(*donors: dict[str, Any], found: int = 0, **blocks: int) -> dict[str, Any]:
     return {
         "block_bytes": 100,
+        "audits": {"found": found, "violated": "a lock has no holder"},
         "donors": list(donors),
         "blocks": {"total": 40, "free": 30, "used": 9, "retiring": 1} | blocks,
     }
@@ -46,6 +47,7 @@ def test_books_that_add_up_are_passed() -> None:
 @pytest.mark.parametrize(
     "books",
     [
+        tier(donor(), found=1),
         tier(donor(), free=29),
         tier(donor(), total=41, free=31),
         tier(donor(blocks={"total": 41}), total=41, free=31),

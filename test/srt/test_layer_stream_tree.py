@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -95,6 +98,75 @@ def test_a_shared_prefix_is_streamed_once_for_all_that_read_it(tree: StreamTree)
     for request in (first, second):
         tree.finish(request)
     tree.check()
+
+
+def test_what_is_read_again_moves_to_regular_slots_that_have_come_free(tree: StreamTree) -> None:
+    short = tree.start(prompt(2, 24))
+    assert short is not None
+    assert tree.run(prompt(1, 40)) == 8
+    assert window_tokens(tree) >= 28
+    tree.finish(short, insert=False)
+    tree.cache.check_hicache_events()
+    tree.cache.evict(EvictParams(num_tokens=16))
+    assert tree.allocator.book.free_regular >= 4
+    tree.check()
+    assert tree.run(prompt(1, 40)) == 36
+    tree.check()
+    assert tree.cache.promoted_tokens >= 16
+    gathered = tree.streamer.gathered_bytes
+    request = tree.start(prompt(1, 20))
+    assert request is not None
+    assert tree.decode([request], 5)
+    assert tree.streamer.gathered_bytes == gathered, "it is on regular slots"
+
+
+def waiting(tree: StreamTree, tokens: int, output: int = 4) -> Any:
+    """A request that SGLang's scheduler is about to look at."""
+    return SimpleNamespace(
+        last_node=tree.cache.root_node,
+        full_untruncated_fill_ids=[3] * tokens,
+        prefix_indices=torch.empty(0, dtype=torch.int64),
+        sampling_params=SimpleNamespace(max_new_tokens=output),
+        output_ids=[],
+    )
+
+
+def adder(tree: StreamTree, reserved: int = 0) -> Any:
+    running = SimpleNamespace(reqs=list(tree.running))
+    return SimpleNamespace(running_batch=running, can_run_list=[], rem_total_token_offset=reserved)
+
+
+def test_what_streams_beyond_the_budget_waits_for_what_runs() -> None:
+    block_bytes = LAYERS * 2 * PAGE * 256
+    tree = StreamTree(2, 6, budget_bytes=4 * block_bytes)
+    admission = tree.cache.admission
+    assert admission.may_run(adder(tree), waiting(tree, 100)), "alone it may take what it likes"
+    short = tree.start(prompt(2, 8))
+    assert short is not None
+    assert admission.may_run(adder(tree), waiting(tree, 8)), "it fits in regular slots"
+    assert admission.may_run(adder(tree), waiting(tree, 24)), "it streams within the budget"
+    assert not admission.may_run(adder(tree), waiting(tree, 60))
+    assert not admission.may_run(adder(tree, reserved=24), waiting(tree, 20)), (
+        "regular slots that running requests will want are not there for it"
+    )
+    tree.finish(short)
+    assert admission.may_run(adder(tree), waiting(tree, 60))
+
+
+def test_a_shared_prefix_counts_once_against_the_budget() -> None:
+    block_bytes = LAYERS * 2 * PAGE * 256
+    tree = StreamTree(2, 6, budget_bytes=26 * block_bytes)
+    first = tree.start(prompt(1, 80))
+    assert first is not None
+    root = tree.cache.root_node
+    held = tree.cache.window_pages_of([first], root)
+    assert held >= 13
+    second = tree.start(prompt(1, 80))
+    assert second is not None
+    assert tree.cache.window_pages_of([first, second], root) <= held + 2
+    third = waiting(tree, 84)
+    third.last_node, third.prefix_indices = first.last_node, torch.zeros(80)
+    assert tree.cache.admission.may_run(adder(tree), third)
 
 
 def test_running_out_is_told_not_raised(tree: StreamTree) -> None:

@@ -51,6 +51,9 @@ class Request:
     def get_fill_ids(self) -> array[int]:
         return self.tokens[: self.computed]
 
+    def finished(self) -> bool:
+        return False
+
     @property
     def kv(self) -> SimpleNamespace:
         return SimpleNamespace(kv_allocated_len=self.computed)
@@ -160,6 +163,7 @@ class StreamTree:
         request = Request(
             -1, ids, match.device_indices, match.last_device_node, len(match.device_indices)
         )
+        cache.promote(request)
         if match.host_hit_length:
             cache.inc_lock_ref(request.last_node)
             loaded, last_node = cache.init_load_back(
@@ -267,6 +271,7 @@ class StreamTree:
             reqs=list(requests),
             seq_lens_cpu=lens,
             prefix_lens=prefix_lens,
+            extend_lens=[n - p for n, p in zip(lens.tolist(), prefix_lens or [], strict=False)],
             forward_mode=SimpleNamespace(is_decode=lambda: decode),
         )
 

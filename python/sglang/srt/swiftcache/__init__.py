@@ -17,13 +17,16 @@ installed ``sglang`` package and overwrites no file of it.
 ``donor_radix_cache``       ``DonorRadixCache``: the radix tree over device and donors
 ``vacate``                  giving memory back: move, forget or drop the blocks in it
 ``refill``                  ``--swiftcache-replicas``: copies that a lost donor took are made again
+``layer_stream``            contexts longer than the device's own KV memory, a package
 ``verify``                  ``--swiftcache-verify``: checksums of blocks, corrupt ones are misses
 ``expiry``                  ``--swiftcache-ttl``: forgetting what nobody has used for so long
 ``watchdog``                notices that nothing moves, and logs how everything stands
+``audit``                   all books, checked every hour
 ``state_dump``              queues, pins, leases, streams, and which invariant does not hold
 ``tier_stats``              what ``/server_info`` reports
 ``traffic``                 bytes by link and by donor, and how long loads took
 ``tier_metrics``            what ``/metrics`` says of the tier
+``donation_metrics``        what ``/metrics`` says of a server that lends its own KV memory
 ``ttft``                    time to first token in ``/metrics``, the server's warm-up left aside
 ==========================  =====================================================================
 """

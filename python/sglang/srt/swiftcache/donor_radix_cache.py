@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from sglang.srt.mem_cache.hiradix_cache import HiRadixCache
 
+from sglang.srt.swiftcache.audit import Audit
 from sglang.srt.swiftcache.donor_kv_cache import DonorKVCache
 from sglang.srt.swiftcache.expiry import Expiry
 from sglang.srt.swiftcache.refill import Refiller
@@ -47,6 +49,7 @@ class DonorRadixCache(HiRadixCache):
         ttl_s = server_args.swiftcache_ttl
         self._expiry = None if ttl_s is None else Expiry(self, self._vacater, ttl_s)
         self._watchdog: Watchdog | None = None
+        self._audit: Audit | None = None
         self._metrics = None
         if params.enable_metrics:
             labels = server_args.extra_metric_labels or {}
@@ -74,6 +77,8 @@ class DonorRadixCache(HiRadixCache):
             self._expiry.step()
         if self._watchdog is not None:
             self._watchdog.step()
+        if self._audit is not None:
+            self._audit.step()
         if self._metrics is not None:
             self._metrics.step()
 
@@ -87,7 +92,9 @@ class DonorRadixCache(HiRadixCache):
 
     def watch(self, scheduler: Scheduler) -> None:
         """The scheduler that uses this tree is complete, and begins to serve."""
-        self._watchdog = Watchdog(scheduler, self, self.tier_pool.settings.watchdog_s)
+        settings = self.tier_pool.settings
+        self._watchdog = Watchdog(scheduler, self, settings.watchdog_s)
+        self._audit = Audit(scheduler, self, settings.audit_interval_s)
 
     def loading_check(self, finish_count: int | None = None) -> None:
         loads = list(self.cache_controller.ack_load_queue)
@@ -122,6 +129,11 @@ class DonorRadixCache(HiRadixCache):
         freed: int = super()._evict_regular(node)
         return freed
 
+    def blocks_of_no_node(self) -> np.ndarray:
+        """Donor blocks in use beside those of nodes, int64: copies."""
+        replicas = self.tier_pool.replicas
+        return np.empty(0, dtype=np.int64) if replicas is None else replicas.copy_ids()
+
     def status(self) -> dict[str, Any]:
         """Plain data for ``/server_info``: donors, blocks, hits by tier, bytes moved."""
         pool = self.tier_pool
@@ -134,6 +146,7 @@ class DonorRadixCache(HiRadixCache):
             **pool.traffic.as_dict(),
             **self.stats.as_dict(),
             "stalls": 0 if self._watchdog is None else self._watchdog.stalls,
+            "audits": {} if self._audit is None else self._audit.as_dict(),
         }
 
     def _replica_status(self) -> dict[str, int]:

@@ -116,6 +116,8 @@ class StreamVacater(Vacater):
         lost = cache.allocator.book.pages_with_homes_in(self._cache.tier_pool.tier.must_vacate())
         found = []
         for place, request in enumerate(requests):
+            if request.finished():
+                continue
             held = cache.allocator.rows.get(request.req_pool_idx, request.kv.kv_allocated_len)
             if np.isin(held, lost).any():
                 found.append(place)

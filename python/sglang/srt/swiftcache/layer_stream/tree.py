@@ -46,6 +46,7 @@ class StreamRadixCache(DonorRadixCache):
 
     def __init__(self, params: CacheInitParams, server_args: ServerArgs) -> None:
         self._homes: HomeKeeper | None = None
+        self.promoted_tokens = 0
         self._row: int | None = None  # of the request whose tokens are being inserted
         self._new_nodes: list[tuple[TreeNode, bool]] | None = None
         super().__init__(params=params, server_args=server_args)
@@ -77,6 +78,7 @@ class StreamRadixCache(DonorRadixCache):
         self._homes.take_all()
 
     def check_hicache_events(self) -> None:
+        self.tier_pool.release_held()
         super().check_hicache_events()
         self.homes.settle()
 
@@ -116,15 +118,13 @@ class StreamRadixCache(DonorRadixCache):
         if book.used_window == 0:
             return None
         seq_lens = batch.seq_lens_cpu.tolist()
-        decoding = batch.forward_mode.is_decode()
-        # the running part of a mixed batch has one new token each, as a prefill of length 1
-        starts = [n - 1 for n in seq_lens] if decoding else batch.prefix_lens
+        # the running part of a mixed batch counts as prefills of one token
+        new_lens = [1] * len(seq_lens) if batch.forward_mode.is_decode() else batch.extend_lens
         held, new = self._mask(), self._mask()
-        for req, start, end in zip(batch.reqs, starts, seq_lens, strict=True):
-            pages = rows.get(req.req_pool_idx, end)
-            first_new = start // self.page_size
+        for req, end, new_len in zip(batch.reqs, seq_lens, new_lens, strict=True):
+            pages, start = rows.get(req.req_pool_idx, end), end - new_len
             held[pages[: -(-start // self.page_size)]] = True
-            new[pages[first_new:]] = True
+            new[pages[start // self.page_size :]] = True
         pages, new_pages = (
             np.flatnonzero(mask[book.first_window_page :]) + book.first_window_page
             for mask in (held, new)
@@ -132,6 +132,9 @@ class StreamRadixCache(DonorRadixCache):
         if pages.size == 0 and new_pages.size == 0:
             return None
         homes, new_homes = book.homes_of(pages), book.homes_of(new_pages)
+        # of a page that is partly new, what is written is counted whole
+        self.tier_pool.traffic.count("load", homes)
+        self.tier_pool.traffic.count("store", new_homes)
         addresses = self.tier_pool.tier.addresses
         return ForwardPlan(
             pages,
@@ -147,9 +150,10 @@ class StreamRadixCache(DonorRadixCache):
         self.homes.retracted += place is not None
         return place
 
-    def window_pages_of(self, requests: list[Req]) -> int:
-        """Distinct window pages that these requests hold."""
+    def window_pages_of(self, requests: list[Req], prefix: TreeNode) -> int:
+        """Distinct window pages that these requests hold, or that lead to ``prefix``."""
         mask = self._mask()
+        mask[self.pages_to(prefix)] = True
         for req in requests:
             if req.req_pool_idx is not None and req.kv is not None:
                 mask[self.allocator.rows.get(req.req_pool_idx, req.kv.kv_allocated_len)] = True
@@ -398,6 +402,58 @@ class StreamRadixCache(DonorRadixCache):
         value: torch.Tensor = node.value
         return value
 
+    def promote(self, req: Req) -> None:
+        """Copy what a request is about to read from window to regular slots, as far as those are
+        free.
+
+        ``req`` has been matched and not yet admitted. Left alone are nodes that a running request
+        reads, whose slots are in its tables, and those that nobody asks for.
+        """
+        book = self.allocator.book
+        if book.free_regular == 0 or book.used_window == 0:
+            return
+        path: list[TreeNode] = []
+        node = req.last_node
+        while node is not self.root_node:
+            path.insert(0, node)
+            node = node.parent
+        promoted = 0
+        for node in path:
+            if node.lock_ref == 0 and self.is_window(node):
+                moved = self._promote_node(node)
+                promoted += moved
+                if moved < len(node.key):
+                    break
+        if promoted:
+            self.promoted_tokens += promoted
+            values: list[torch.Tensor] = []
+            node = req.last_node
+            while node is not self.root_node:
+                values.insert(0, node.value)
+                node = node.parent
+            req.prefix_indices = torch.cat(values)
+
+    def _promote_node(self, node: TreeNode) -> int:
+        """Move an unlocked window node, or its head, to free regular slots. Returns the tokens."""
+        pages = len(node.key) // self.page_size
+        room = min(pages, self.allocator.book.free_regular)
+        if room == 0:
+            return 0
+        if room < pages:
+            node = self._split_node(node.key, node, room * self.page_size)
+        window_slots = node.value
+        if not self.homes.renew(known_pages(window_slots), self.evict_host):
+            return 0
+        with self.allocator.regular_only():
+            slots = self.cache_controller.load(host_indices=node.host_value, node_id=node.id)
+        assert slots is not None, "so many pages are free"
+        node.value = slots
+        self.allocator.free(window_slots)
+        # until the copy, which starts with the batch that is being built, has completed
+        self.ongoing_load_back[node.id] = node
+        self.inc_lock_ref(node)
+        return len(node.key)
+
     def ready_to_load_host_cache(self) -> int:
         # blocks of window pages may still be written by the forward in flight
         self.streamer.order_after_forward(self.cache_controller.load_stream)
@@ -410,6 +466,10 @@ class StreamRadixCache(DonorRadixCache):
         """Retired pages count as held: they come back with donor memory."""
         held: int = super().protected_size()
         return held + self.allocator.book.retired * self.page_size
+
+    def blocks_of_no_node(self) -> np.ndarray:
+        """Homes of window pages; those of nodes on window slots are the nodes' blocks too."""
+        return self.allocator.book.homes()
 
     def status(self) -> dict[str, Any]:
         book = self.allocator.book
@@ -431,6 +491,7 @@ class StreamRadixCache(DonorRadixCache):
                     "scattered": self.streamer.scattered_bytes,
                 },
                 "host_reads": self.allocator.host_reads,
+                "promoted_tokens": self.promoted_tokens,
                 "retracted": self.homes.retracted,
             },
         }
