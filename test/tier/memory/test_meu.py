@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from swiftcache_tier.blocks import DonorGeometry, KVFormat
@@ -130,3 +131,21 @@ def test_a_lease_wastes_less_than_a_block_and_only_a_larger_block_is_refused(
     assert 0 <= fit.waste_bytes < receiver.page_bytes
     pool = DonorGeometry(receiver.page_bytes, extent.extent_bytes, extents, 0)
     assert pool.blocks == fit.blocks, "the receiver's pool and the plan disagree"
+
+
+@settings(deadline=None)
+@given(formats, formats, st.integers(1, 8), st.data())
+def test_a_run_of_extents_anywhere_wastes_less_than_two_blocks(
+    receiver: KVFormat, donor: KVFormat, extents: int, data: st.DataObject
+) -> None:
+    """What is left when extents around it were given back: the blocks across its two edges go."""
+    extent = donor_extent(donor.page_bytes, granularity_bytes=GPU_PAGE, wanted_bytes=WANTED)
+    first = data.draw(st.integers(0, extents - 1))
+    last = data.draw(st.integers(first, extents - 1))
+    start, end = first * extent.extent_bytes, (last + 1) * extent.extent_bytes
+    geometry = DonorGeometry(receiver.page_bytes, extent.extent_bytes, extents, 0)
+    run = list(range(first, last + 1))
+    touched = geometry.blocks_touching(run)
+    others = geometry.blocks_touching([slot for slot in range(extents) if slot not in run])
+    usable = np.setdiff1d(touched, others).size
+    assert end - start - usable * receiver.page_bytes < 2 * receiver.page_bytes
