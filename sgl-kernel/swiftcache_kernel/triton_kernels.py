@@ -134,6 +134,53 @@ def move_layer_kernel(
         )
 
 
+@triton.jit(do_not_specialize=["table", "pages", "count", "k_address", "v_address", "layer"])
+def move_counted_layer_kernel(
+    table: tl.tensor,
+    pages: tl.tensor,
+    count: tl.tensor,
+    k_address: tl.int64,
+    v_address: tl.int64,
+    layer: tl.int32,
+    K_BYTES: tl.constexpr,
+    V_BYTES: tl.constexpr,
+    WORD: tl.constexpr,
+    WORD_BYTES: tl.constexpr,
+    ALIGNMENT: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    K_TILES: tl.constexpr,
+    TILES_PER_ROW: tl.constexpr,
+    STAGES: tl.constexpr,
+    GATHER: tl.constexpr,
+) -> None:
+    """Move one layer of as many blocks as `count`, one int64 on the device, says."""
+    blocks = tl.load(count)
+    tiles = (blocks + ROWS - 1) // ROWS * TILES_PER_ROW
+    first_tile = tl.program_id(0).to(tl.int64)
+    layer_offset = layer.to(tl.int64) * (K_BYTES + V_BYTES)
+    for tile in tl.range(first_tile, tiles, tl.num_programs(0), num_stages=STAGES):
+        _move_tile(
+            tile,
+            table,
+            pages,
+            blocks,
+            k_address,
+            v_address,
+            layer_offset,
+            K_BYTES,
+            V_BYTES,
+            WORD,
+            WORD_BYTES,
+            ALIGNMENT,
+            ROWS,
+            COLUMNS,
+            K_TILES,
+            TILES_PER_ROW,
+            GATHER,
+        )
+
+
 @triton.jit(do_not_specialize=["table", "pages", "blocks", "pool_addresses", "layers"])
 def scatter_layers_kernel(
     table: tl.tensor,
@@ -243,6 +290,28 @@ def bind_layer(
         (torch.int64, torch.int64, 0, 0, 0, 0),
         (*tiling.constants, gather),
         programs=min(programs, tiling.tiles(blocks)),
+        device=device,
+    )
+
+
+def bind_counted_layer(
+    layout: BlockLayout,
+    alignment_bytes: int,
+    programs: int,
+    device: torch.device,
+    *,
+    gather: bool,
+) -> Launch:
+    """A launch of `programs` programs that moves one layer of as many blocks as the device says.
+
+    It takes table, pages, count (int64 [1]), the addresses of K and V, and the layer.
+    """
+    tiling = _tiling(layout, alignment_bytes, programs <= FEW_PROGRAMS)
+    return bind(
+        move_counted_layer_kernel,
+        (torch.int64, torch.int64, torch.int64, 0, 0, 0),
+        (*tiling.constants, gather),
+        programs=programs,
         device=device,
     )
 

@@ -81,12 +81,11 @@ def donor_extent(
     return DonorExtent(_round_up(_UNALIGNED * wanted_bytes, granularity_bytes), None)
 
 
-def fit_lease(wanted_bytes: int, extent_bytes: int, block_bytes: int) -> LeaseFit:
-    """The fewest extents that hold `wanted_bytes`, cut into blocks of a receiver.
+def fit_lease(extents: int, extent_bytes: int, block_bytes: int) -> LeaseFit:
+    """`extents` back to back, cut into blocks of a receiver; under one block is wasted.
 
     Raises SwiftCacheError where a block is larger than all of them.
     """
-    extents = -(-wanted_bytes // extent_bytes)
     lease_bytes = extents * extent_bytes
     blocks, waste_bytes = divmod(lease_bytes, block_bytes)
     if not blocks:

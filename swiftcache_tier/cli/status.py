@@ -53,8 +53,7 @@ def run(arguments: argparse.Namespace) -> int:
     settings = Settings.from_env()
     runtime_dir: Path = arguments.runtime_dir
     check_runtime_dir(runtime_dir)
-    with ThreadPoolExecutor(_ASKED_AT_ONCE) as askers:
-        reports = list(askers.map(lambda paths: _ask(paths, settings), list_donors(runtime_dir)))
+    reports = ask_all(runtime_dir, settings)
     if arguments.json:
         document = {"runtime_dir": str(runtime_dir), "donors": [_as_json(r) for r in reports]}
         sys.stdout.buffer.write(orjson.dumps(document, option=orjson.OPT_APPEND_NEWLINE))
@@ -66,6 +65,19 @@ def run(arguments: argparse.Namespace) -> int:
             f"--size 1GiB, or name another folder with --runtime-dir"
         )
     return 0
+
+
+def ask_all(runtime_dir: Path, settings: Settings) -> list[DonorReport]:
+    """Every donor of the folder, by name; takes `settings.status_timeout_s` at most, for each of
+    a few at once."""
+    with ThreadPoolExecutor(_ASKED_AT_ONCE) as askers:
+        return list(askers.map(lambda paths: _ask(paths, settings), list_donors(runtime_dir)))
+
+
+def lent_bytes(reply: StatusReply) -> int:
+    """What is not free, in whatever state of its lease."""
+    held = sum(n for state, n in reply.extents.items() if state != LeaseState.FREE)
+    return held * reply.extent_bytes
 
 
 def _ask(paths: DonorPaths, settings: Settings) -> DonorReport:
@@ -99,7 +111,7 @@ def _as_json(report: DonorReport) -> dict[str, Any]:
         "extent_bytes": reply.extent_bytes,
         "extents": reply.extents,
         "bytes": sum(reply.extents.values()) * reply.extent_bytes,
-        "bytes_lent": _lent_bytes(reply),
+        "bytes_lent": lent_bytes(reply),
         "elastic": reply.elastic,
         "bytes_kept": reply.kept * reply.extent_bytes,
         "limits": {
@@ -123,11 +135,6 @@ def _as_json(report: DonorReport) -> dict[str, Any]:
     }
 
 
-def _lent_bytes(reply: StatusReply) -> int:
-    held = sum(n for state, n in reply.extents.items() if state != LeaseState.FREE)
-    return held * reply.extent_bytes
-
-
 def _print_tables(reports: list[DonorReport]) -> None:
     donors = Table("DONOR", "DEVICE", "STATE", "SIZE", "LENT", "EXTENTS", "PID", "SPEC", box=None)
     receivers = Table(
@@ -146,7 +153,7 @@ def _print_tables(reports: list[DonorReport]) -> None:
                 describe_device(reply.device, reply.device_uuid, reply.device_model),
                 _state(reply),
                 format_size(sum(reply.extents.values()) * reply.extent_bytes),
-                format_size(_lent_bytes(reply)),
+                format_size(lent_bytes(reply)),
                 _states(reply.extents),
                 str(reply.pid),
                 report.paths.spec,

@@ -23,6 +23,9 @@ PROTOCOL: Final = 4
 NAME_PATTERN: Final = r"\A[A-Za-z0-9][A-Za-z0-9._-]{0,63}\Z"
 """Of a donor: it becomes part of a file's name."""
 
+EXTENTS_MAX: Final = 2**16
+"""Of one donor: a receiver keeps books of each."""
+
 _Name: TypeAlias = Annotated[str, Meta(pattern=NAME_PATTERN)]
 _Text: TypeAlias = Annotated[str, Meta(pattern=r"\A[^\x00-\x1f\x7f]{1,200}\Z")]
 _Count: TypeAlias = Annotated[int, Meta(ge=0, le=2**31 - 1)]
@@ -78,7 +81,7 @@ class Welcome(Message, frozen=True):
     device_uuid: _Text | None
     """Of the donor's GPU; None for host memory. What "cuda:1" is may differ between processes."""
     extent_bytes: Annotated[int, Meta(gt=0, le=2**40)]
-    extents: Annotated[int, Meta(gt=0, le=2**24)]
+    extents: Annotated[int, Meta(gt=0, le=EXTENTS_MAX)]
     token: Annotated[str, Meta(min_length=16, max_length=64)]
     lost_after_s: Annotated[float, Meta(gt=0)]
     """Silence after which the donor counts this peer as lost."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Coroutine, Sequence
@@ -43,7 +44,11 @@ class ElasticDonor:
         self._thread = threading.Thread(target=self._run, name="swiftcache-donor", daemon=True)
 
     def start(self) -> None:
-        """Returns once receivers can join. Raises SwiftCacheError when the name is taken."""
+        """Returns once receivers can join. Raises SwiftCacheError when the name is taken.
+
+        Lowers the process's thread switch interval to `thread_switch_s`.
+        """
+        sys.setswitchinterval(min(sys.getswitchinterval(), self._settings.thread_switch_s))
         self._thread.start()
         self._loop, self._server = self._running.result()
 

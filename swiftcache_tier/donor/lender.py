@@ -102,6 +102,13 @@ class Lender:
                 f"this donor already serves {len(self._receivers)} receivers, its most: raise "
                 f"SWIFTCACHE_SESSIONS_MAX where it is started, or choose another",
             )
+        of_process = sum(other.pid == receiver.pid for other in self._receivers.values())
+        if of_process >= self._settings.sessions_per_process_max:
+            raise MessageError(
+                ErrorCode.FULL,
+                f"process {receiver.pid} has {of_process} sessions with this donor, its most: end "
+                f"one, or raise SWIFTCACHE_SESSIONS_PER_PROCESS_MAX where the donor is started",
+            )
         self._receivers[receiver.token] = receiver
         logger.info("%s of user %d joined", receiver, receiver.uid)
 

@@ -4,6 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from swiftcache_tier.control.messages import ErrorCode, MessageError
+
+NAMES_MAX = 64
+"""Receivers that have a limit of their own."""
+
 
 @dataclass
 class Limits:
@@ -24,9 +29,18 @@ class Limits:
         return wanted if limit is None else min(wanted, limit)
 
     def set(self, receiver: str | None, each: bool, extents: int | None) -> None:
-        """Limit the receiver of that name, or each of them, or else all together."""
+        """Limit the receiver of that name, or each of them, or else all together.
+
+        Raises MessageError for more names than fit into an answer.
+        """
         if receiver is not None:
             self.by_name.pop(receiver, None)
+            if extents is not None and len(self.by_name) >= NAMES_MAX:
+                raise MessageError(
+                    ErrorCode.FULL,
+                    f"{len(self.by_name)} receivers have limits of their own, the most that there "
+                    f"may be: lift one, or limit each receiver",
+                )
             if extents is not None:
                 self.by_name[receiver] = extents
         elif each:

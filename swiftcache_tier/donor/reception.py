@@ -6,6 +6,7 @@ import asyncio
 import logging
 import os
 import socket
+from collections import Counter
 from collections.abc import Callable
 
 from swiftcache_tier.control.complaints import Complaints
@@ -51,6 +52,8 @@ class Reception:
         self._answer = answer
         self._welcome = welcome
         self._waiting: set[asyncio.Task[None]] = set()
+        self._waiting_of: Counter[int] = Counter()
+        """Connections that are being heard out, by process."""
         self._complaints = Complaints(logger)
 
     async def run(self) -> None:
@@ -93,6 +96,14 @@ class Reception:
         kept = False
         try:
             peer = peer_of(connection)
+            self._waiting_of[peer.pid] += 1
+            if self._waiting_of[peer.pid] > self._settings.sessions_per_process_max:
+                self._complaints.note(
+                    peer.pid,
+                    f"a connection of process {peer.pid} is refused: "
+                    f"{self._waiting_of[peer.pid] - 1} others of it wait",
+                )
+                return
             async with asyncio.timeout(self._settings.handshake_timeout_s):
                 try:
                     kept = await self._hear(peer, channel)
@@ -107,6 +118,10 @@ class Reception:
         except (OSError, SwiftCacheError) as error:
             self._complaints.note(peer and peer.pid, f"a connection is closed: {error}")
         finally:
+            if peer is not None:
+                self._waiting_of[peer.pid] -= 1
+                if not self._waiting_of[peer.pid]:
+                    del self._waiting_of[peer.pid]
             if not kept:
                 channel.close()
                 if peer is not None:

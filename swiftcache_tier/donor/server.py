@@ -74,7 +74,9 @@ class DonorServer:
         parts.callback(leave_door, plan.paths)
         parts.callback(door.close)
         self._memory = make_memory(parts)
-        self._control = ControlSocket(plan.paths.control, mode, settings, self._hear)
+        self._control = ControlSocket(
+            plan.paths.control, mode, plan.allowed_uids, settings, self._hear
+        )
         parts.callback(self._control.close)
         self._lender = Lender(
             plan.extents, plan.extent_bytes, settings, self._dirtied, engine=engine

@@ -70,6 +70,8 @@ class _StandaloneServer(DonorServer):
         loop = asyncio.get_running_loop()
         while True:
             await self._dirty.wait()
+            if self._lender.draining:
+                return  # nobody else gets it from here; the system zeroes what it gets back
             self._dirty.clear()
             while dirty := sorted(self._lender.table.dirty)[: self._settings.extents_per_message]:
                 clean = await self._store.scrub(dirty)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import logging
+import sys
 import threading
 from collections import deque
 from collections.abc import Sequence
@@ -64,7 +65,11 @@ class ControlThread:
         self._stop = asyncio.Event()
 
     def start(self) -> None:
-        """Start the thread; returns when it takes commands."""
+        """Start the thread; returns when it takes commands.
+
+        Lowers the process's thread switch interval to `thread_switch_s`.
+        """
+        sys.setswitchinterval(min(sys.getswitchinterval(), self._settings.thread_switch_s))
         self._thread.start()
         self._loop, self._links = self._running.result()
 

@@ -23,7 +23,7 @@ from swiftcache_tier.control.runtime_dir import (
 )
 from swiftcache_tier.errors import SwiftCacheError
 from swiftcache_tier.extents import HostArena, JoinedAddressRange, Window
-from swiftcache_tier.receiver.discovery import Discovery
+from swiftcache_tier.receiver.discovery import Discovery, identity_of
 from swiftcache_tier.receiver.events import DonorJoined, DonorLost, Event
 from swiftcache_tier.receiver.greeting import Greeting, greet
 from swiftcache_tier.receiver.lent import LentExtents
@@ -238,6 +238,8 @@ class Links:
         return attempt
 
     async def _try_to_open(self, paths: DonorPaths) -> DonorLink | None:
+        # Before it is heard: by the time it is refused another may have taken its place.
+        identity = identity_of(paths.door)
         try:
             return await self._open(paths)
         except (NoDonor, Unresponsive) as error:
@@ -249,12 +251,12 @@ class Links:
                 self._silent.add(paths.door)
         except MessageError as error:
             if error.code not in _PASSING_CODES:
-                self._discovery.refuse(paths)
+                self._discovery.refuse(paths, identity)
             # Donors that others own are no fault, and there may be many.
             level = logging.DEBUG if error.code == ErrorCode.OWNED else logging.WARNING
             logger.log(level, "not joined: %s", error)
         except SwiftCacheError as error:
-            self._discovery.refuse(paths)
+            self._discovery.refuse(paths, identity)
             logger.warning("not joined: %s", error)
         return None
 

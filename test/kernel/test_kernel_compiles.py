@@ -62,6 +62,9 @@ if verb in ("gather", "scatter"):
     bound = triton_kernels.bind_layer(layout, 16, blocks, programs, gpu, gather=verb == "gather")
     bound("TABLE", "PAGES", blocks, 1 << 40, 1 << 41, 0)
     bound("TABLE", "PAGES", blocks, 1 << 10, 1 << 42, 35)
+elif verb == "counted":
+    bound = triton_kernels.bind_counted_layer(layout, 16, programs, gpu, gather=True)
+    bound("TABLE", "PAGES", "COUNT", 1 << 40, 1 << 41, 7)
 elif verb == "compile-kernels":
     from swiftcache_kernel.kernel_transfer import compile_kernels
 
@@ -131,6 +134,7 @@ def run(
         ("gather", 16, 90, 8, 3),
         ("scatter", 32, 90, 4, 2),
         ("scatter-all", 16, 90, 8, 3),
+        ("counted", 32, 90, 4, 2),
         ("copy-blocks", 32, 90, 4, 2),
     ],
 )
@@ -159,6 +163,13 @@ def test_a_launch_passes_what_the_kernel_takes(tmp_path: Path) -> None:
     # A row of tiles is one block: two of K and two of V.
     assert first["grid"] == second["grid"] == [9 * 4, 1, 1]
     assert (first["stream"], first["function"], first["hooks"]) == (77, 1234, [None] * 3)
+
+
+def test_a_counted_launch_binds_no_number_of_blocks(tmp_path: Path) -> None:
+    [call] = launched(tmp_path, 90, "counted", 32, blocks=0).calls
+    assert call["types"][:6] == ["*i64", "*i64", "*i64", "i64", "i64", "i32"]
+    assert call["arguments"][:3] == ["TABLE", "PAGES", "COUNT"]
+    assert call["grid"] == [32, 1, 1]
 
 
 def test_all_layers_are_one_launch(tmp_path: Path) -> None:

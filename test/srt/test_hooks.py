@@ -88,8 +88,9 @@ def test_a_tier_that_cannot_be_built_is_one_line(
         raise SwiftCacheError("donor x granted no memory")
 
     monkeypatch.setattr(donor_radix_cache, "DonorRadixCache", fails)
+    params = SimpleNamespace(token_to_kv_pool_allocator=None)
     with pytest.raises(SystemExit) as exit_:
-        plugin.build_radix_cache(SimpleNamespace(params=None, server_args=None))  # type: ignore[arg-type]
+        plugin.build_radix_cache(SimpleNamespace(params=params, server_args=None))  # type: ignore[arg-type]
     assert exit_.value.code == 2
     assert capsys.readouterr().err == "swiftcache: donor x granted no memory\n"
 

@@ -6,13 +6,20 @@ Every check raises ``SwiftCacheError`` with one line: what was wrong and what to
 from __future__ import annotations
 
 import argparse
+import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from sglang.srt.swiftcache import BACKEND_NAME, donate_checks
 from sglang.srt.swiftcache.conflicts import Conflict
 from swiftcache_tier.errors import SwiftCacheError
+from swiftcache_tier.log_format import json_wanted
+
+if TYPE_CHECKING:
+    from swiftcache_tier.spec import DonorSpec
+
+REPLICAS_MAX = 8
 
 # HiCache's own sizing and layout: donors decide both. Values are what ServerArgs defaults to.
 _HOST_TIER_FLAGS = {
@@ -144,6 +151,8 @@ def normalize(args: Any) -> None:
         ("--swiftcache-runtime-dir", args.swiftcache_runtime_dir is not None and not lends),
         ("--swiftcache-io-backend", args.swiftcache_io_backend != "auto"),
         ("--swiftcache-verify", args.swiftcache_verify),
+        ("--swiftcache-replicas", args.swiftcache_replicas != 1),
+        ("--swiftcache-ttl", args.swiftcache_ttl is not None),
     ):
         if is_given:
             raise SwiftCacheError(
@@ -170,7 +179,9 @@ def check_before(args: Any) -> None:
     for field, default in _HOST_TIER_FLAGS.items():
         if getattr(args, field) != default:
             raise _host_tier_flag(field)
-    parse_specs(args.swiftcache_donors)
+    _check_replicas(args.swiftcache_replicas, parse_specs(args.swiftcache_donors))
+    _check_ttl(args.swiftcache_ttl)
+    json_wanted()  # a format that is none is refused now, not in the scheduler process
     startup_check.check()
     # written back, so that the scheduler process and /server_info have the directory that counts
     args.swiftcache_runtime_dir = str(args.swiftcache_runtime_dir or default_runtime_dir())
@@ -197,6 +208,28 @@ def check_after(args: Any) -> None:
         Settings.from_env(),
         device="cpu" if args.device == "cpu" else f"cuda:{args.base_gpu_id}",
     )
+
+
+def _check_replicas(replicas: int, specs: Sequence[DonorSpec]) -> None:
+    if not 1 <= replicas <= REPLICAS_MAX:
+        raise SwiftCacheError(
+            f"--swiftcache-replicas {replicas}: expected 1 (no copies) to {REPLICAS_MAX}"
+        )
+    # `auto` may find any number of donors, now and later.
+    donors = [spec for spec in specs if spec.kind != "auto"]
+    if len(donors) == len(specs) and len(donors) < replicas:
+        raise SwiftCacheError(
+            f"--swiftcache-replicas {replicas} with {len(donors)} donor SPEC(s): copies lie on "
+            f"different donors, so name at least {replicas} donors or ask for fewer copies"
+        )
+
+
+def _check_ttl(ttl_s: float | None) -> None:
+    if ttl_s is not None and not (math.isfinite(ttl_s) and ttl_s > 0):
+        raise SwiftCacheError(
+            f"--swiftcache-ttl {ttl_s:g}: expected seconds over 0; drop the flag to keep prefixes "
+            "until their memory is needed"
+        )
 
 
 def check_command_line(argv: Sequence[str]) -> None:

@@ -9,10 +9,14 @@ into a server that does not start. A hook does nothing unless ``--swiftcache-don
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from sglang.srt.plugins.hook_registry import HookType
+
+from sglang.srt.swiftcache import donate_checks
+from sglang.srt.swiftcache.layer_stream import wiring
 
 if TYPE_CHECKING:
     from sglang.srt.swiftcache.donation import Donation
@@ -178,6 +182,65 @@ def _build_elastic_allocator(
     return allocator
 
 
+# SGLang warns of two hooks around one function. No server has both pools: the flags exclude it.
+
+
+def _build_pool(original: Callable[..., Any], configurator: Any, **kwargs: Any) -> Any:
+    elastic = functools.partial(_build_elastic_pool, original)
+    return wiring.build_pool(elastic, configurator, **kwargs)
+
+
+def _build_allocator(original: Callable[..., Any], configurator: Any, **kwargs: Any) -> Any:
+    elastic = functools.partial(_build_elastic_allocator, original)
+    return wiring.build_allocator(elastic, configurator, **kwargs)
+
+
+def _watch_scheduler(_: Any, scheduler: Any) -> None:
+    from sglang.srt.swiftcache.donor_radix_cache import DonorRadixCache
+
+    if isinstance(scheduler.tree_cache, DonorRadixCache):
+        scheduler.tree_cache.watch(scheduler)
+
+
+def _has_swiftcache(server_args: Any) -> bool:
+    return server_args.swiftcache_donors is not None or donate_checks.is_on(server_args)
+
+
+def _has_ttft(tokenizer_manager: Any) -> bool:
+    return tokenizer_manager.enable_metrics and _has_swiftcache(tokenizer_manager.server_args)
+
+
+def _register_ttft(_: Any, tokenizer_manager: Any) -> None:
+    if _has_ttft(tokenizer_manager):
+        from sglang.srt.swiftcache import ttft
+
+        tokenizer_manager.swiftcache_ttft = ttft.register(tokenizer_manager.server_args)
+
+
+def _mark_warm_up(tokenizer_manager: Any, obj: Any, request: Any = None) -> None:
+    # only SGLang's server warms up by HTTP: an Engine, which stays "starting", passes no request
+    if request is None or not _has_swiftcache(tokenizer_manager.server_args):
+        return
+    from sglang.srt.managers.tokenizer_manager import ServerStatus
+
+    from sglang.srt.swiftcache import ttft
+
+    ttft.mark_warm_up(obj, tokenizer_manager.server_status == ServerStatus.Starting)
+
+
+def _observe_ttft(
+    original: Callable[..., None], tokenizer_manager: Any, state: Any, recv_obj: Any, i: int
+) -> None:
+    seen = state.ttft_observed
+    original(tokenizer_manager, state, recv_obj, i)
+    if seen or not state.ttft_observed or not _has_ttft(tokenizer_manager):
+        return
+    from sglang.srt.swiftcache import ttft
+
+    if not ttft.is_warm_up(recv_obj.rids[i]):
+        tokenizer_manager.swiftcache_ttft.observe(state.time_stats.get_first_token_latency())
+
+
 HOOKS = (
     Hook(
         "sglang.srt.server_args.ServerArgs._handle_model_specific_adjustments",
@@ -197,18 +260,21 @@ HOOKS = (
     Hook(
         "sglang.srt.mem_cache.kv_cache_configurator.KVCacheConfigurator._build_mha_kv_pool",
         HookType.AROUND,
-        _build_elastic_pool,
-        reason="SGLang names the pool's class itself",
-        on_upgrade="still builds plain MHA pools only, from mha_pool_class=",
+        _build_pool,
+        reason="SGLang names the pool's class itself: one for a server that lends, another for "
+        "one with a layer window",
+        on_upgrade="still builds plain MHA pools only, mha_pool_class(size, page_size=, ...)",
     ),
     Hook(
         "sglang.srt.mem_cache.kv_cache_configurator.KVCacheConfigurator"
         "._build_token_to_kv_pool_allocator",
         HookType.AROUND,
-        _build_elastic_allocator,
+        _build_allocator,
         reason="SGLang names the allocator's class itself",
         on_upgrade="still builds a PagedTokenToKVPoolAllocator, from which nothing is allocated "
-        "before it returns; all arguments by keyword",
+        "before it returns; all arguments by keyword, with token_to_kv_pool and "
+        "req_to_token_pool; the methods of it that StreamAllocator overrides, and the order in "
+        "which its kernels take from free_pages",
     ),
     Hook(
         "sglang.srt.mem_cache.pool_host.mha.get_mha_host_pool_cls",
@@ -239,6 +305,116 @@ HOOKS = (
         _count_prefix_sources,
         reason="only here is it known which tier each request's prefix came from",
         on_upgrade="still sets req.cached_tokens_device / _host on a request's first chunk",
+    ),
+    Hook(
+        "sglang.srt.managers.scheduler.Scheduler.init_watch_dog_memory_saver_input_blocker",
+        HookType.AFTER,
+        _watch_scheduler,
+        reason="the cache backend is not given the scheduler, whose queues the watchdog reads",
+        on_upgrade="called on the scheduler thread with the tree cache in place; state_dump reads "
+        "running_batch, last_batch, result_queue, chunked_req, waiting_queue and forward_ct",
+    ),
+    Hook(
+        "sglang.srt.managers.tokenizer_manager.TokenizerManager.init_metric_collector_watchdog",
+        HookType.AFTER,
+        _register_ttft,
+        reason="a histogram of the HTTP process must exist before the first request",
+        on_upgrade="still called once, by the constructor, after PROMETHEUS_MULTIPROC_DIR is set",
+    ),
+    Hook(
+        "sglang.srt.managers.tokenizer_manager.TokenizerManager.generate_request",
+        HookType.BEFORE,
+        _mark_warm_up,
+        reason="the server's warm-up looks like any other request, and is not to be counted",
+        on_upgrade="still called with the fastapi request by HTTP endpoints only; server_status is "
+        "Starting until the warm-up is over",
+    ),
+    Hook(
+        "sglang.srt.managers.tokenizer_manager.TokenizerManager.collect_metrics",
+        HookType.AROUND,
+        _observe_ttft,
+        reason="only the HTTP process knows the time to first token that the client sees",
+        on_upgrade="still sets state.ttft_observed at the first token; recv_obj.rids exists",
+    ),
+    Hook(
+        "sglang.srt.mem_cache.kv_cache_configurator.KVCacheConfigurator.config_from_budget",
+        HookType.AROUND,
+        wiring.size_pool,
+        reason="the pool reports R + W tokens, of which the budget pays for R and two sets of W",
+        on_upgrade="still the one place that turns bytes into max_total_num_tokens",
+    ),
+    Hook(
+        "sglang.srt.model_executor.model_runner.ModelRunner.alloc_memory_pool",
+        HookType.AFTER,
+        wiring.attach_streamer,
+        reason="model.forward must be wrapped when the pool exists and no graph is captured yet",
+        on_upgrade="still between load_model and the capture of graphs; runners call model.forward",
+    ),
+    Hook(
+        "sglang.srt.model_executor.model_runner.ModelRunner.forward",
+        HookType.AROUND,
+        wiring.run_forward,
+        reason="the plan goes up on the forward's stream, before a graph is replayed",
+        on_upgrade="still called on the forward stream, for graphs and eager forwards alike",
+    ),
+    Hook(
+        "sglang.srt.managers.scheduler.Scheduler.run_batch",
+        HookType.AROUND,
+        wiring.run_batch,
+        reason="the last place before a forward where the requests of the batch are known",
+        on_upgrade="still launches the forward; seq_lens_cpu counts the new tokens",
+    ),
+    Hook(
+        "sglang.srt.mem_cache.allocation.alloc_for_extend",
+        HookType.AFTER,
+        wiring.note_extend,
+        reason="which request got which pages is known here alone without reading the device",
+        on_upgrade="still allocates in the order of batch.reqs, with req_pool_idx assigned",
+    ),
+    Hook(
+        "sglang.srt.mem_cache.allocation.alloc_for_decode",
+        HookType.AFTER,
+        wiring.note_decode,
+        reason="as above",
+        on_upgrade="still one token each, in the order of batch.reqs, before seq_lens grow",
+    ),
+    Hook(
+        "sglang.srt.managers.schedule_policy.PrefillAdder.add_one_req",
+        HookType.AROUND,
+        wiring.add_one_req,
+        reason="SGLang counts slots of both kinds as one; a request that streams slows all others",
+        on_upgrade="still returns AddReqResult; rem_total_token_offset is what is reserved",
+    ),
+    Hook(
+        "sglang.srt.managers.scheduler.Scheduler.update_running_batch",
+        HookType.AROUND,
+        wiring.update_running_batch,
+        reason="where SGLang retracts for want of memory, requests are retracted for lost homes",
+        on_upgrade="its own retraction: release_req, filter_batch, _add_request_to_queue",
+    ),
+    Hook(
+        "sglang.srt.model_executor.runner.decode_cuda_graph_runner.DecodeCudaGraphRunner."
+        "capture_one_shape",
+        HookType.AROUND,
+        wiring.capture_shape,
+        reason="each decode graph is captured with the copies and without",
+        on_upgrade="still captures one graph under the key of (size, stream, variant_label)",
+    ),
+    Hook(
+        "sglang.srt.model_executor.runner.decode_cuda_graph_runner.DecodeCudaGraphRunner."
+        "_make_graph_key",
+        HookType.AROUND,
+        wiring.graph_key,
+        reason="chooses between the two at replay",
+        on_upgrade="still makes the key at capture and at replay, from the variant's label",
+    ),
+    Hook(
+        "sglang.srt.model_executor.runner.prefill_cuda_graph_runner.PrefillCudaGraphRunner."
+        "can_run_graph",
+        HookType.AROUND,
+        wiring.can_run_prefill_graph,
+        reason="prefill graphs have no copies in them",
+        on_upgrade="still decides between graph and eager prefill",
     ),
     Hook(
         "sglang.srt.managers.scheduler.Scheduler.run_event_loop",

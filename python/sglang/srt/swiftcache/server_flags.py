@@ -22,6 +22,7 @@ from sglang.srt.swiftcache import (
     donate_checks,
     flag_checks,
 )
+from sglang.srt.swiftcache.layer_stream import flag_checks as layer_stream_checks
 from swiftcache_tier.errors import SwiftCacheError
 
 IO_BACKENDS = ("auto", "kernel", "copy")
@@ -46,6 +47,21 @@ VERIFY_HELP = (
     "longer overlap the prefill, and every block is read three times more."
 )
 
+REPLICAS_HELP = (
+    "Keep each block N times, on N different donors, so that the loss of one costs no recompute "
+    "and a corrupt block is read elsewhere (--swiftcache-verify). Divides what donors can hold by "
+    "N. Default: 1."
+)
+TTL_HELP = (
+    "Forget prefixes, on the device and on donors, that no request has used for so many seconds. "
+    "Default: keep them until their memory is needed."
+)
+LAYER_STREAM_HELP = (
+    "Contexts longer than this device's KV memory: 'off', 'auto' (a window sized from free local "
+    "and donated memory) or the number of tokens whose KV, beyond the regular slots, is kept on "
+    "donors and streamed through the device layer by layer. Needs --swiftcache-donors; sets "
+    "--page-size to 16 where it is not given."
+)
 DONATE_HELP = (
     "Lend this server's own KV memory to others while it is idle, and take it back when it is "
     "needed: 'off', 'auto' (whatever the water marks leave) or the FRACTION of the KV pool that "
@@ -80,6 +96,17 @@ _FIELDS: list[tuple[str, Any, Any]] = [
         "auto",
     ),
     ("swiftcache_verify", A[bool, Arg(help=VERIFY_HELP), NS("memory")], False),
+    ("swiftcache_replicas", A[int, Arg(help=REPLICAS_HELP), NS("memory")], 1),
+    (
+        "swiftcache_ttl",
+        A[Optional[float], Arg(help=TTL_HELP), NS("memory")],  # noqa: UP045
+        None,
+    ),
+    (
+        "swiftcache_layer_stream",
+        A[str, Arg(help=LAYER_STREAM_HELP), NS("memory")],
+        "off",
+    ),
     ("swiftcache_donate", A[str, Arg(help=DONATE_HELP), NS("memory")], donate_checks.OFF),
     (
         "swiftcache_low_water",
@@ -129,16 +156,19 @@ def _with_swiftcache(post_init: Callable[[Any], None]) -> Callable[[Any], None]:
             cpu_engine.enable()
         donate_checks.normalize(self)
         flag_checks.normalize(self)
+        layer_stream_checks.normalize(self)
         if donate_checks.is_on(self):
             donate_checks.check_before(self)
         if self.swiftcache_donors is None:
             post_init(self)
             return
         flag_checks.check_before(self)
+        layer_stream_checks.check_before(self)
         self.enable_hierarchical_cache = True
         self.radix_cache_backend = BACKEND_NAME
         post_init(self)
         flag_checks.check_after(self)
+        layer_stream_checks.check_after(self)
 
     return with_swiftcache
 

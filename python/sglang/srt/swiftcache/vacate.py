@@ -1,6 +1,7 @@
 """Empty the donor blocks whose memory is asked back or whose donor is gone.
 
-A block in such memory is moved to another donor if there is room, or if room can be made by
+A block of which there is a copy elsewhere (``--swiftcache-replicas``) becomes that copy. Any other
+block in such memory is moved to another donor if there is room, or if room can be made by
 evicting what is colder. Otherwise the copy of a node that is on the device too is forgotten, and a
 node that lives on donors alone is dropped with its subtree: a later request misses and recomputes.
 No byte is read from the memory after it was given back, so a hit is never wrong.
@@ -18,6 +19,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 from sglang.srt.disaggregation.kv_events import StorageMedium
+
+from swiftcache_tier.blocks import NONE
 
 if TYPE_CHECKING:
     from sglang.srt.mem_cache.radix_cache import TreeNode
@@ -43,6 +46,8 @@ class Vacater:
         if doomed.size == 0:
             return
         busy = self.in_flight()
+        if pool.replicas is not None:
+            pool.replicas.drop(doomed, keep=self.blocks_in_flight())
         budget = max(1, pool.settings.vacate_bytes_per_step // pool.block_layout.block_bytes)
         moved = lost = 0
         # hottest first: they get the free blocks, and what they evict is colder
@@ -51,23 +56,42 @@ class Vacater:
                 break
             if node in busy or node.host_ref_counter > 0 or not self._has_copy(node):
                 continue
+            if not self._use_copies(node, doomed):
+                continue
             count = self._move(node, doomed)
             moved += count
             if count == 0:
-                lost += self._give_up(node, busy)
+                cause = self._cause(node, doomed)
+                given_up = self._give_up(node, busy)
+                self._cache.stats.lost_by_cause[cause] += given_up
+                lost += given_up
         self._cache.stats.moved_blocks += moved
-        self._cache.stats.lost_blocks += lost
         if moved or lost:
             logger.info(
                 "SwiftCache: %d blocks asked back: moved %d, lost %d in this step",
                 doomed.size,
                 moved,
                 lost,
+                extra={
+                    "event": "vacated",
+                    "asked_blocks": doomed.size,
+                    "moved_blocks": moved,
+                    "lost_blocks": lost,
+                },
             )
+
+    def blocks_in_flight(self) -> set[int]:
+        """Donor blocks that a transfer is reading or writing, their copies left aside."""
+        pool = self._cache.tier_pool
+        blocks: set[int] = set()
+        for node in self.in_flight():
+            if node.host_value is not None:
+                blocks.update(pool.blocks_of(node.host_value).tolist())
+        return blocks
 
     def drop_subtree(self, root: TreeNode) -> bool:
         """Remove a node that lives on donors only, and all below it. False if one is in use."""
-        nodes = list(_subtree(root))
+        nodes = list(subtree(root))
         if any(not n.evicted or n.host_ref_counter > 0 for n in nodes):
             return False
         cache = self._cache
@@ -93,7 +117,7 @@ class Vacater:
         return [
             node
             for top in self._cache.root_node.children.values()
-            for node in _subtree(top)
+            for node in subtree(top)
             if node.host_value is not None
             and np.isin(pool.blocks_of(node.host_value), doomed).any()
         ]
@@ -110,6 +134,28 @@ class Vacater:
                 node = node.parent
         return busy
 
+    def _use_copies(self, node: TreeNode, doomed: np.ndarray) -> bool:
+        """Put a node's copies in the place of its doomed blocks. Returns whether any are left."""
+        pool = self._cache.tier_pool
+        if pool.replicas is None:
+            return True
+        blocks = pool.blocks_of(node.host_value)
+        inside = np.flatnonzero(np.isin(blocks, doomed))
+        copies = pool.replicas.of(blocks[inside]).max(axis=1)  # doomed ones were dropped before
+        saved = copies != NONE
+        pool.use_copies(blocks[inside[saved]], copies[saved])
+        blocks[inside[saved]] = copies[saved]
+        node.host_value = pool.slots_of(blocks)
+        self._cache.stats.blocks_saved_by_copies += int(np.count_nonzero(saved))
+        return not saved.all()
+
+    def _cause(self, node: TreeNode, doomed: np.ndarray) -> str:
+        """Why a node's doomed blocks go, as `TierStats` names it."""
+        tier = self._cache.tier_pool.tier
+        blocks = self._cache.tier_pool.blocks_of(node.host_value)
+        donors = tier.donor_of(blocks[np.isin(blocks, doomed)]).tolist()
+        return "reclaimed" if tier.lost_donors().isdisjoint(donors) else "donor_lost"
+
     def _move(self, node: TreeNode, doomed: np.ndarray) -> int:
         """Copy a node's doomed blocks elsewhere. Returns how many, 0 if there is no room."""
         pool = self._cache.tier_pool
@@ -119,6 +165,7 @@ class Vacater:
         targets = pool.tier.alloc(count)
         if targets is None:
             self._evict_colder(node, count)
+            self._make_room_for(count)
             targets = pool.tier.alloc(count)
         if targets is None:
             return 0
@@ -126,8 +173,15 @@ class Vacater:
         pool.copy_blocks(sources, targets)
         blocks[inside] = targets
         node.host_value = pool.slots_of(blocks)
+        self._blocks_moved(sources, targets)
         pool.tier.free(sources)
         return count
+
+    def _make_room_for(self, count: int) -> None:
+        """More than evicting can be done by a tier that uses blocks for more than copies."""
+
+    def _blocks_moved(self, sources: np.ndarray, targets: np.ndarray) -> None:
+        """For whoever else knows blocks by their ids."""
 
     def _evict_colder(self, node: TreeNode, count: int) -> None:
         """LRU-evict donor blocks, with the node itself out of reach."""
@@ -145,7 +199,7 @@ class Vacater:
 
     def _give_up(self, node: TreeNode, busy: set[TreeNode]) -> int:
         """Forget the copies of a node and of all below it. Returns the blocks lost, 0 if busy."""
-        nodes = list(_subtree(node))
+        nodes = list(subtree(node))
         if any(n in busy or n.host_ref_counter > 0 for n in nodes):
             return 0
         tokens: int = sum(len(n.host_value) for n in nodes if n.host_value is not None)
@@ -169,7 +223,7 @@ class Vacater:
         node.host_value = None
 
 
-def _subtree(root: TreeNode) -> Iterator[TreeNode]:
+def subtree(root: TreeNode) -> Iterator[TreeNode]:
     """The node and all below it, parents first."""
     stack = [root]
     while stack:

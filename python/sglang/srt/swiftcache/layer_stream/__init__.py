@@ -1,0 +1,16 @@
+"""The layer stream cache: contexts longer than the device's own KV memory.
+
+==================  ================================================================================
+``sizes``           R and W of a server, from its flags and the memory there is
+``model_layers``    what of a model must hold for streaming, checked at start
+``pool``            ``StreamKVPool``: the device pool whose window all layers share
+``allocator``       ``StreamAllocator``: page ids chosen on the host, regular pages first
+``rows``            ``PageRows``: the pages of every request, on the host
+``streamer``        ``LayerStreamer``: one layer computes, the next arrives
+``movers``          what moves the pages of a plan: plain copies, or kernels on a stream
+``tree``            ``StreamRadixCache``: nodes on window slots
+``homes``           giving back memory in which window pages live
+``admission``       which requests may stream, and how much a step
+``wiring``          what the hooks call
+==================  ================================================================================
+"""

@@ -1,0 +1,73 @@
+"""R and W of a server: from ``--swiftcache-layer-stream`` and the memory that there is."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from swiftcache_tier.errors import SwiftCacheError
+from swiftcache_tier.extents.aliased import unit_tokens
+from swiftcache_tier.receiver.offered import offered_bytes
+from swiftcache_tier.settings import Settings
+from swiftcache_tier.spec import parse_specs
+from swiftcache_tier.stream import StreamPlan, plan_auto, plan_window, regular_tokens_for
+from swiftcache_tier.stream.sizing import SLOT_OVERHEAD_BYTES, StreamShape
+
+logger = logging.getLogger(__name__)
+
+OFF, AUTO = "off", "auto"
+
+
+def shape_of(configurator: Any) -> StreamShape:
+    """What the sizes depend on. ``configurator``: SGLang's KVCacheConfigurator."""
+    model = configurator.model_config
+    # more than one rank is refused, so that all heads are here
+    heads, item_bytes = model.get_num_kv_heads(1), configurator.kv_cache_dtype.itemsize
+    rows = (heads * model.head_dim * item_bytes, heads * model.v_head_dim * item_bytes)
+    device = "cpu" if configurator.device == "cpu" else f"cuda:{configurator.gpu_id}"
+    page = configurator.pool_page_size
+    return StreamShape(
+        layers=configurator.layer_info.num_effective_layers,
+        token_layer_bytes=sum(rows),
+        page_tokens=page,
+        unit_tokens=unit_tokens(device, page, rows),
+        slot_overhead_bytes=SLOT_OVERHEAD_BYTES,
+    )
+
+
+def plan_pool(
+    args: Any, configurator: Any, budget_bytes: int, stock_tokens: int
+) -> StreamPlan | None:
+    """The sizes of the pool; None if ``auto`` finds that no window is worth having.
+
+    budget_bytes: for KV. stock_tokens: of the pool that SGLang would make of it, within
+    ``--max-total-tokens``.
+
+    Raises SwiftCacheError for a window that leaves no regular slots.
+    """
+    shape = shape_of(configurator)
+    donated = offered_bytes(
+        parse_specs(args.swiftcache_donors),
+        Path(args.swiftcache_runtime_dir),
+        Settings.from_env(),
+    )
+    if args.swiftcache_layer_stream == AUTO:
+        # the same bytes as without a window, whether the flag or the memory set them
+        local_bytes = min(budget_bytes, stock_tokens * shape.regular_slot_bytes)
+        context = int(configurator.model_config.context_len)
+        plan = plan_auto(local_bytes, donated, context, shape)
+        logger.info("SwiftCache layer stream, auto: %s", plan)
+        return plan if plan.window_tokens else None
+    plan = plan_window(int(args.swiftcache_layer_stream), budget_bytes, donated, shape)
+    if args.max_total_tokens is not None:
+        regular = min(plan.regular_tokens, regular_tokens_for(args.max_total_tokens, shape))
+        if regular == 0:
+            raise SwiftCacheError(
+                f"--max-total-tokens {args.max_total_tokens} leaves no regular slots: beside a "
+                f"layer window at least {shape.unit_tokens} are needed for this model"
+            )
+        plan = replace(plan, regular_tokens=regular)
+    logger.info("SwiftCache layer stream: %s", plan)
+    return plan

@@ -1,0 +1,101 @@
+"""On a GPU: what streams says what all-regular slots say, in order also when copies come late.
+
+One server at a time, about a minute each: choose with -k, as in `-k "triton and late"`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+import torch
+
+from support.long_prompts import Answer, assert_same, hold
+from support.server import Server
+from support.tiny_model import TinyShape, build_tiny_model
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU"),
+    pytest.mark.timeout(230),
+]
+
+# A layer's K and V of Qwen3-8B, in eight layers: 1024 slots are 2 MiB of each.
+SHAPE = TinyShape(
+    layers=8, hidden=1024, heads=32, kv_heads=8, head_dim=128, intermediate=512, context=65536
+)
+PAGE = 16
+REGULAR, WINDOW = 2 * 1024 - PAGE, 16 * 1024
+FLAGS = (
+    *("--device", "cuda", "--dtype", "bfloat16", "--random-seed", "1"),
+    *("--page-size", str(PAGE), "--chunked-prefill-size", "2048"),
+    *("--sampling-backend", "pytorch", "--grammar-backend", "none"),
+    *("--cuda-graph-max-bs-decode", "16", "--mem-fraction-static", "0.3"),
+)
+# A bfloat16 has eight bits of mantissa, and batches may be cut at other places.
+TOLERANCE = 0.15
+FACTORS = (0.5, 1.5, 4.0, 8.0)
+FAULTS = Path(__file__).resolve().parents[1] / "support" / "window_faults"
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return build_tiny_model(tmp_path_factory.mktemp("model") / "wide-qwen3", SHAPE)
+
+
+@contextmanager
+def serving(model: Path, tmp_path: Path, *flags: str, **env: str) -> Iterator[Server]:
+    server = Server(model, *flags, tmp_path=tmp_path, env=env, base_flags=FLAGS, deadline_s=150)
+    with server:
+        yield server
+
+
+def answers(server: Server) -> list[Answer]:
+    return hold(server, REGULAR, factors=FACTORS, at_once=0)
+
+
+_expected: dict[str, list[Answer]] = {}
+
+
+@pytest.fixture(params=["triton", "fa3", "flashinfer"])
+def backend(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture
+def expected(backend: str, model: Path, tmp_path: Path) -> list[Answer]:
+    """What the same server says with R + W regular slots; once for each backend."""
+    if backend not in _expected:
+        flags = ("--attention-backend", backend, "--max-total-tokens", str(REGULAR + WINDOW))
+        with serving(model, tmp_path, *flags) as server:
+            _expected[backend] = answers(server)
+    return _expected[backend]
+
+
+@pytest.mark.parametrize(
+    ("cycles", "graphs"), [(0, True), (0, False), (200_000, True)], ids=["graphs", "eager", "late"]
+)
+def test_streamed_contexts_give_the_same_tokens(
+    model: Path, tmp_path: Path, backend: str, expected: list[Answer], cycles: int, graphs: bool
+) -> None:
+    flags = [
+        *("--attention-backend", backend, "--max-total-tokens", str(REGULAR)),
+        *(
+            "--swiftcache-layer-stream",
+            str(WINDOW),
+            "--swiftcache-runtime-dir",
+            str(tmp_path / "r"),
+        ),
+        *("--swiftcache-donors", "cuda:1=4GiB" if torch.cuda.device_count() > 1 else "host=4GiB"),
+    ]
+    if not graphs:
+        flags.append("--disable-cuda-graph")
+    env = {"PYTHONPATH": str(FAULTS), "TEST_DELAY_CYCLES": str(cycles)} if cycles else {}
+    with serving(model, tmp_path, *flags, **env) as server:
+        found = answers(server)
+        state = server.swiftcache()["layer_stream"]
+    assert_same(found, expected, TOLERANCE)
+    assert state["bytes"]["gathered"] > 0
+    assert state["host_reads"] == 0

@@ -1,0 +1,52 @@
+"""Captured launches that move whatever batch was loaded before the replay."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import pytest
+import torch
+from kernel.cases import Shape, bytes_of, expect_gather
+from kernel.gpu_cases import GPU, PLACES, donor_memory, gpu_pool, needs_gpu
+
+from swiftcache_kernel.counted_transfer import CountedTransfer
+
+pytestmark = needs_gpu
+
+SHAPE = Shape(torch.bfloat16, page_tokens=16, layers=3, heads=8, k_dim=128, v_dim=128)
+BLOCKS, PAGES = 300, 400
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_a_graph_moves_what_was_loaded_before_its_replay(place: str) -> None:
+    layout = SHAPE.layout
+    memory = donor_memory(BLOCKS * layout.block_bytes, place)
+    base, donor = memory.data_ptr(), bytes_of(memory.cpu())
+    pool = gpu_pool(SHAPE, PAGES, seed=1)
+    transfer = CountedTransfer(pool, BLOCKS, gather=True)
+    stream, graph = torch.cuda.Stream(GPU), torch.cuda.CUDAGraph()
+    with torch.cuda.stream(stream):
+        transfer.move(0)
+        stream.synchronize()
+        with torch.cuda.graph(graph, stream=stream):
+            for layer in range(SHAPE.layers):
+                transfer.move(layer)
+        rng = random.Random(3)
+        for count in (BLOCKS, 1, 0, 77):
+            table = [base + n * layout.block_bytes for n in rng.sample(range(BLOCKS), count)]
+            pages = rng.sample(range(PAGES), count)
+            before = [(bytes_of(k), bytes_of(v)) for k, v in zip(pool.k, pool.v, strict=True)]
+            transfer.load(np.array(table, dtype=np.int64), np.array(pages, dtype=np.int64))
+            graph.replay()
+            stream.synchronize()
+            for layer in range(SHAPE.layers):
+                expected = expect_gather(
+                    lambda address, size: donor[address - base : address - base + size],
+                    table,
+                    pages,
+                    *before[layer],
+                    layout,
+                    layer,
+                )
+                assert (bytes_of(pool.k[layer]), bytes_of(pool.v[layer])) == expected

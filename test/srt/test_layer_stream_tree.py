@@ -1,0 +1,354 @@
+"""The tree with a layer window: right content in every layer, nothing lost, order of use."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from sglang.srt.mem_cache.base_prefix_cache import EvictParams
+
+from support.stream_tree import LAYERS, PAGE, StreamTree
+
+
+def prompt(kind: int, tokens: int) -> list[int]:
+    """Prompts of one kind are prefixes of each other; different kinds part after eight tokens."""
+    return ([1, 2, 3, 4, 5, 6, 7, 8] + [100 + kind] * tokens)[:tokens]
+
+
+@pytest.fixture
+def tree() -> StreamTree:
+    """28 regular tokens (7 pages) and 96 window tokens."""
+    return StreamTree(2, 6)
+
+
+def window_tokens(tree: StreamTree) -> int:
+    return tree.allocator.book.used_window * PAGE
+
+
+def test_what_fits_uses_no_window(tree: StreamTree) -> None:
+    for kind in range(8):
+        assert tree.run(prompt(kind, 20)) is not None
+        tree.check()
+    assert window_tokens(tree) == 0
+    assert tree.streamer.gathered_bytes == 0
+
+
+@pytest.mark.parametrize("chunk", [None, 8, 13])
+def test_a_prompt_beyond_the_regular_slots_is_computed(tree: StreamTree, chunk: int | None) -> None:
+    request = tree.start(prompt(1, 100), chunk)
+    assert request is not None
+    tree.check()
+    assert window_tokens(tree) >= 100 - 28
+    for token in range(9):
+        assert tree.decode([request], token)
+        tree.check()
+    tree.finish(request)
+    tree.check()
+
+
+def test_the_next_turn_finds_it_again(tree: StreamTree) -> None:
+    assert tree.run(prompt(1, 90)) == 0
+    assert tree.run(prompt(1, 110)) == 88
+    tree.check()
+
+
+def test_cold_regular_pages_go_before_a_window_page_is_used(tree: StreamTree) -> None:
+    assert tree.run(prompt(1, 24)) is not None
+    assert tree.run(prompt(2, 24)) is not None
+    assert window_tokens(tree) == 0
+    tree.check()
+    # what was cold is with donors, and comes back
+    assert tree.run(prompt(1, 24)) == 20
+
+
+def test_evicted_window_nodes_come_back_without_a_copy(tree: StreamTree) -> None:
+    assert tree.run(prompt(1, 110)) == 0
+    tree.cache.check_hicache_events()  # writes that have completed hold nothing any more
+    tree.cache.evict(EvictParams(num_tokens=tree.tokens_total))
+    assert tree.allocator.available_size() == tree.tokens_total
+    tree.check()
+    assert tree.run(prompt(1, 110)) == 108
+    loaded = tree.cache.tier_pool.loaded_bytes
+    assert loaded <= 28 * tree.cache.tier_pool.size_per_token, "only regular slots are copied to"
+    tree.check()
+
+
+def test_a_shared_prefix_is_streamed_once_for_all_that_read_it(tree: StreamTree) -> None:
+    first = tree.start(prompt(1, 72))
+    second = tree.start(prompt(1, 72))
+    assert first is not None
+    assert second is not None
+    before = tree.streamer.gathered_bytes
+    assert tree.decode([first], 1)
+    alone = tree.streamer.gathered_bytes - before
+    before = tree.streamer.gathered_bytes
+    assert tree.decode([first, second], 1)
+    together = tree.streamer.gathered_bytes - before
+    page_bytes = tree.cache.tier_pool.block_layout.block_bytes
+    # apart from the last page of each, they have all pages in common
+    assert alone > 8 * page_bytes
+    assert together <= alone + 2 * page_bytes
+    for request in (first, second):
+        tree.finish(request)
+    tree.check()
+
+
+def test_what_is_read_again_moves_to_regular_slots_that_have_come_free(tree: StreamTree) -> None:
+    short = tree.start(prompt(2, 24))
+    assert short is not None
+    assert tree.run(prompt(1, 40)) == 8
+    assert window_tokens(tree) >= 28
+    tree.finish(short, insert=False)
+    tree.cache.check_hicache_events()
+    tree.cache.evict(EvictParams(num_tokens=16))
+    assert tree.allocator.book.free_regular >= 4
+    tree.check()
+    assert tree.run(prompt(1, 40)) == 36
+    tree.check()
+    assert tree.cache.promoted_tokens >= 16
+    gathered = tree.streamer.gathered_bytes
+    request = tree.start(prompt(1, 20))
+    assert request is not None
+    assert tree.decode([request], 5)
+    assert tree.streamer.gathered_bytes == gathered, "it is on regular slots"
+
+
+def waiting(tree: StreamTree, tokens: int, output: int = 4) -> Any:
+    """A request that SGLang's scheduler is about to look at."""
+    return SimpleNamespace(
+        last_node=tree.cache.root_node,
+        full_untruncated_fill_ids=[3] * tokens,
+        prefix_indices=torch.empty(0, dtype=torch.int64),
+        sampling_params=SimpleNamespace(max_new_tokens=output),
+        output_ids=[],
+    )
+
+
+def adder(tree: StreamTree, reserved: int = 0) -> Any:
+    running = SimpleNamespace(reqs=list(tree.running))
+    return SimpleNamespace(running_batch=running, can_run_list=[], rem_total_token_offset=reserved)
+
+
+def test_what_streams_beyond_the_budget_waits_for_what_runs() -> None:
+    block_bytes = LAYERS * 2 * PAGE * 256
+    tree = StreamTree(2, 6, budget_bytes=4 * block_bytes)
+    admission = tree.cache.admission
+    assert admission.may_run(adder(tree), waiting(tree, 100)), "alone it may take what it likes"
+    short = tree.start(prompt(2, 8))
+    assert short is not None
+    assert admission.may_run(adder(tree), waiting(tree, 8)), "it fits in regular slots"
+    assert admission.may_run(adder(tree), waiting(tree, 24)), "it streams within the budget"
+    assert not admission.may_run(adder(tree), waiting(tree, 60))
+    assert not admission.may_run(adder(tree, reserved=24), waiting(tree, 20)), (
+        "regular slots that running requests will want are not there for it"
+    )
+    tree.finish(short)
+    assert admission.may_run(adder(tree), waiting(tree, 60))
+
+
+def test_a_shared_prefix_counts_once_against_the_budget() -> None:
+    block_bytes = LAYERS * 2 * PAGE * 256
+    tree = StreamTree(2, 6, budget_bytes=26 * block_bytes)
+    first = tree.start(prompt(1, 80))
+    assert first is not None
+    root = tree.cache.root_node
+    held = tree.cache.window_pages_of([first], root)
+    assert held >= 13
+    second = tree.start(prompt(1, 80))
+    assert second is not None
+    assert tree.cache.window_pages_of([first, second], root) <= held + 2
+    third = waiting(tree, 84)
+    third.last_node, third.prefix_indices = first.last_node, torch.zeros(80)
+    assert tree.cache.admission.may_run(adder(tree), third)
+
+
+def test_running_out_is_told_not_raised(tree: StreamTree) -> None:
+    request = tree.start(prompt(1, 100))
+    assert request is not None
+    assert tree.start(prompt(2, 60)) is None
+    tree.check()
+    tree.finish(request)
+    assert tree.start(prompt(2, 60)) is not None
+
+
+def test_homes_move_to_another_donor_while_a_request_streams() -> None:
+    tree = StreamTree(2, 6, donor_extents=48)
+    request = tree.start(prompt(1, 100))
+    assert request is not None
+    tree.tier.join(2, 48)
+    tree.tier.ask_back(1, range(48))
+    for token in range(6):
+        tree.cache.check_hicache_events()
+        assert tree.cache.stranded(tree.running) is None
+        assert tree.decode([request], token)
+        tree.check()
+    assert not tree.tier.waiting, "the donor did not get its memory back"
+    assert tree.cache.stats.moved_blocks > 0
+    tree.finish(request)
+    tree.check()
+
+
+def test_homes_with_nowhere_to_go_cost_a_request_its_place_and_nothing_else() -> None:
+    tree = StreamTree(2, 6, donor_extents=48)
+    request = tree.start(prompt(1, 100))
+    assert request is not None
+    assert tree.decode([request], 3)
+    tree.tier.ask_back(1, range(48))
+    for _ in range(6):
+        tree.cache.check_hicache_events()
+        tree.retract_stranded()
+        tree.check()
+    assert not tree.running
+    assert not tree.tier.waiting
+    assert tree.allocator.book.retired == 24
+    # 28 tokens are left until there is a donor again
+    assert tree.start(prompt(1, 100)) is None
+    tree.tier.join(2, 48)
+    tree.cache.check_hicache_events()
+    assert tree.allocator.book.retired == 0
+    assert tree.run(prompt(1, 100)) == 28, "what was on regular slots is still there"
+    tree.check()
+
+
+def test_a_tier_with_no_spare_block_still_evicts() -> None:
+    tree = StreamTree(2, 6, donor_extents=31, extent_bytes=8192)
+    assert tree.tier.free_blocks < 24
+    for kind in range(6):
+        assert tree.run(prompt(kind, 90)) is not None
+        tree.check()
+
+
+def test_a_missed_gather_would_be_seen(tree: StreamTree, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The control: the window is poisoned, so what is not gathered is not there."""
+    request = tree.start(prompt(1, 100))
+    assert request is not None
+    monkeypatch.setattr(tree.streamer._mover, "gather", lambda layer: None)
+    with pytest.raises(AssertionError, match="wrong KV"):
+        tree.decode([request], 1)
+
+
+def test_a_missed_scatter_would_be_seen(tree: StreamTree, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tree.streamer._mover, "scatter", lambda layer: None)
+    request = tree.start(prompt(1, 100))
+    assert request is not None
+    with pytest.raises(AssertionError, match="wrong KV"):
+        tree.decode([request], 1)
+
+
+def test_a_model_that_leaves_a_layer_out_is_told(tree: StreamTree) -> None:
+    request = tree.start(prompt(1, 100))
+    assert request is not None
+    plan = tree.cache.plan(tree._batch([request], np.array([101]), decode=True))  # type: ignore[arg-type]
+    with tree.streamer.planned(plan), tree.streamer.forward():
+        with pytest.raises(RuntimeError, match="left out"):
+            tree.streamer.wrap_model(lambda: [tree.pool.get_key_buffer(n) for n in (0, 2)])()
+        with pytest.raises(RuntimeError, match=f"expected {LAYERS - 1}"):
+            tree.streamer.wrap_model(lambda: tree.pool.get_key_buffer(0))()
+
+
+class StreamMachine(RuleBasedStateMachine):
+    """Requests short and long, chunks, aborts, evictions, flushes; donors that come and go."""
+
+    @initialize(
+        policy=st.sampled_from(("write_through", "write_through_selective")),
+        window=st.integers(1, 5),
+        extent_bytes=st.sampled_from([4096, 12288]),
+        extents=st.integers(20, 60),
+    )
+    def begin(self, policy: str, window: int, extent_bytes: int, extents: int) -> None:
+        self.tree = StreamTree(2, window, policy, donor_extents=extents, extent_bytes=extent_bytes)
+        self.lent = {1: set(range(extents))}
+
+    @rule(prompts=st.lists(st.tuples(st.integers(0, 4), st.integers(2, 110)), max_size=4))
+    def whole_requests(self, prompts: Sequence[tuple[int, int]]) -> None:
+        for kind, tokens in prompts:
+            self.tree.run(prompt(kind, tokens))
+
+    @rule(
+        kind=st.integers(0, 4),
+        tokens=st.integers(2, 110),
+        tail=st.integers(0, 2),
+        chunk=st.sampled_from([None, 8, 11]),
+    )
+    def request(self, kind: int, tokens: int, tail: int, chunk: int | None) -> None:
+        ids = prompt(kind, tokens)
+        ids[len(ids) // 2 :] = [t + tail for t in ids[len(ids) // 2 :]]
+        if len(self.tree.running) < 3:
+            self.tree.start(ids, chunk)
+
+    @precondition(lambda self: self.tree.running)
+    @rule(steps=st.integers(1, 6), token=st.integers(1, 3))
+    def decode(self, steps: int, token: int) -> None:
+        for _ in range(steps):
+            self.tree.decode(self.tree.running, token)
+
+    @precondition(lambda self: self.tree.running)
+    @rule(abort=st.booleans())
+    def end(self, abort: bool) -> None:
+        self.tree.finish(self.tree.running[0], insert=not abort)
+
+    @rule(key=st.integers(1, 3), extents=st.integers(1, 40))
+    def join(self, key: int, extents: int) -> None:
+        if key not in self.lent:
+            self.tree.tier.join(key, extents)
+            self.lent[key] = set(range(extents))
+
+    @rule(key=st.integers(1, 3), count=st.integers(1, 30))
+    def ask_back(self, key: int, count: int) -> None:
+        slots = sorted(self.lent.get(key, ()))[:count]
+        if slots:
+            self.tree.tier.ask_back(key, slots)
+            self.lent[key] -= set(slots)
+
+    @rule()
+    def step(self) -> None:
+        self.tree.cache.check_hicache_events()
+        self.tree.retract_stranded()
+
+    @rule(tokens=st.integers(1, 120))
+    def evict_device(self, tokens: int) -> None:
+        self.tree.cache.evict(EvictParams(num_tokens=tokens))
+
+    @rule(tokens=st.integers(1, 60))
+    def evict_host(self, tokens: int) -> None:
+        self.tree.cache.evict_host(tokens)
+
+    @rule()
+    def flush(self) -> None:
+        if not self.tree.running and self.tree.tier.free_blocks + self.tree.tier.used_blocks:
+            self.tree.cache.reset()
+            self.tree.allocator.clear()
+
+    @invariant()
+    def nothing_is_lost(self) -> None:
+        if hasattr(self, "tree"):
+            self.tree.check()
+
+    def teardown(self) -> None:
+        if not hasattr(self, "tree"):
+            return
+        while self.tree.running:
+            self.tree.finish(self.tree.running[0])
+        for key, slots in self.lent.items():
+            if slots:
+                self.tree.tier.ask_back(key, sorted(slots))
+        for _ in range(4):
+            self.tree.cache.check_hicache_events()
+        assert not self.tree.tier.waiting, "memory that was asked back never came"
+        self.tree.check()
+
+
+TestStreamMachine = StreamMachine.TestCase
+TestStreamMachine.settings = settings(
+    max_examples=15,
+    stateful_step_count=25,
+    deadline=None,
+    suppress_health_check=list(HealthCheck),
+)
