@@ -61,7 +61,8 @@ def main() -> int:
     parser.add_argument("--receiver", nargs=3, metavar=("SPEC", "FOLDER", "DEVICE"))
     arguments = parser.parse_args()
     if arguments.part == "receive":
-        _receive(*arguments.receiver, block_bytes=min(BLOCK_BYTES, arguments.lease // 16))
+        spec, folder, device = arguments.receiver
+        _receive(spec, folder, device, min(BLOCK_BYTES, arguments.lease // 16))
         return 0
     report = _times(arguments) if arguments.part == "times" else _page_major(arguments.device)
     print(json.dumps(report, indent=2))
@@ -95,7 +96,9 @@ def _measure(arguments: argparse.Namespace, pool_bytes: int, layers: int) -> dic
         extents = max(1, arguments.lease // engine.extent_bytes)
         try:
             with _receiver(engine, folder, arguments) as ask:
-                lends, idle, loaded = [], [], []
+                lends: list[float] = []
+                idle: list[float] = []
+                loaded: list[float] = []
                 for load in [False] * TIMES + [True] * TIMES:
                     _until(lambda: engine.donor.demand >= extents)
                     decided_s = time.monotonic()
@@ -210,9 +213,11 @@ def _page_major(device: str) -> dict[str, Any]:
     with tempfile.TemporaryDirectory(prefix="sc-") as name:
         folder = Path(name)
         (folder / "config.json").write_text(json.dumps(QWEN3_8B))
-        common = ("--load-format", "dummy", "--skip-tokenizer-init", "--random-seed", "1")
-        # The last of a flag counts: Server asks for the CPU engine.
-        common = ("--device", device, "--dtype", "bfloat16", *common)
+        common = (
+            # The last of a flag counts: Server asks for the CPU engine.
+            *("--device", device, "--dtype", "bfloat16"),
+            *("--load-format", "dummy", "--skip-tokenizer-init", "--random-seed", "1"),
+        )
         for label, flags in {
             "default": ("--page-size", "16", "--attention-backend", "fa3"),
             "triton": ("--page-size", "16", "--attention-backend", "triton"),
