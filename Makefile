@@ -9,11 +9,11 @@ BIN   := $(VENV)/bin
 READY := $(VENV)/.swiftcache-ready
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-gpu lint format clean
+.PHONY: help install demo test test-faults test-gpu lint format clean
 
 help: ## Show this list
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | while IFS=$$'\t' read -r name what; do \
-		printf '  make %-9s %s\n' "$$name" "$$what"; done
+		printf '  make %-11s %s\n' "$$name" "$$what"; done
 
 install: $(READY) ## Install SGLang, SwiftCache and the tools into VENV (about 10 GB, 3 to 5 minutes)
 
@@ -28,6 +28,9 @@ demo: $(READY) ## Hold a conversation with a small model whose prefix cache lies
 
 test: $(READY) ## Run every test that needs no GPU
 	@$(BIN)/python -m pytest -m "not gpu" $(ARGS)
+
+test-faults: $(READY) ## Try each fault in each phase of a server, and measure the time to recover
+	@PYTHONPATH=scripts:test $(BIN)/python -m faults $(ARGS)
 
 test-gpu: $(READY) ## Run the tests that need an NVIDIA GPU
 	@$(BIN)/python -m pytest -m gpu $(ARGS)

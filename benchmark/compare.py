@@ -8,10 +8,16 @@ from __future__ import annotations
 import argparse
 import signal
 import sys
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
-from swiftcache_bench.comparison import ContenderOutcome, Plan, run_contender
+from swiftcache_bench.comparison import (
+    ContenderOutcome,
+    Plan,
+    measure_attached,
+    run_contender,
+)
 from swiftcache_bench.errors import BenchmarkError
 from swiftcache_bench.flags import (
     EXIT_BAD_INPUT,
@@ -27,6 +33,7 @@ from swiftcache_bench.prefix_probe import ProbeSettings
 from swiftcache_bench.report.document import comparison_document, write_document
 from swiftcache_bench.report.markdown import comparison_page
 from swiftcache_bench.report.plots import write_plots
+from swiftcache_bench.server.attached import Attachment, parse_attachment
 from swiftcache_bench.server.contender_server import LaunchSettings
 from swiftcache_bench.server.contenders import (
     DEFAULT_DONORS,
@@ -50,6 +57,7 @@ class Comparison(NamedTuple):
     """Everything that the command line and the file of contenders ask for."""
 
     contenders: list[Contender]
+    attached: list[Attachment]
     baseline: str
     plan: Plan
     launch: LaunchSettings
@@ -68,6 +76,14 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
         metavar="NAME=FLAGS",
         help="one more contender, or other flags for one; {runtime_dir} and {tier_gb} are "
         "filled in",
+    )
+    group.add_argument(
+        "--attach",
+        action="append",
+        default=[],
+        metavar="NAME=URL",
+        help="a server that runs already, measured as it is and left running; with it nothing "
+        "else is started, unless --only names it",
     )
     group.add_argument("--only", nargs="+", default=[], metavar="NAME", help="run these, in order")
     group.add_argument("--server-args", default="", help="flags that all contenders share")
@@ -109,8 +125,12 @@ def prepare(args: argparse.Namespace) -> Comparison:
     entries = built_in_entries(args.device) | file.contenders
     entries |= dict(parse_contender(text) for text in args.contender)
     donors = args.donors or file.donors or DEFAULT_DONORS[args.device]
-    contenders = resolve_contenders(entries, donors, args.only)
-    names = [contender.name for contender in contenders]
+    attached = [parse_attachment(text) for text in args.attach]
+    started = args.only or not attached
+    contenders = resolve_contenders(entries, donors, args.only) if started else []
+    names = [each.name for each in attached] + [each.name for each in contenders]
+    if len(set(names)) < len(names):
+        raise BenchmarkError(f"two contenders have one name: {', '.join(sorted(names))}")
     baseline = args.baseline or file.baseline or names[0]
     if baseline not in names:
         raise BenchmarkError(f"no contender {baseline}: the baseline is one of {', '.join(names)}")
@@ -135,19 +155,23 @@ def prepare(args: argparse.Namespace) -> Comparison:
         common_flags=(*DEVICE_FLAGS[args.device], *common),
         start_timeout_s=args.start_timeout_s,
     )
-    return Comparison(contenders, baseline, plan, launch)
+    return Comparison(contenders, attached, baseline, plan, launch)
 
 
 def run(comparison: Comparison, output_dir: Path, tag: str) -> int:
     """Measure all contenders; the result is written anew after each. Returns the exit code."""
     output_dir.mkdir(parents=True, exist_ok=True)
     circumstances = {"tag": tag, **describe_run()}
+    plan = comparison.plan
+    measures = [partial(measure_attached, attachment, plan) for attachment in comparison.attached]
+    measures += [
+        partial(run_contender, contender, plan, comparison.launch)
+        for contender in comparison.contenders
+    ]
     outcomes: list[ContenderOutcome] = []
-    for contender in comparison.contenders:
-        outcomes.append(run_contender(contender, comparison.plan, comparison.launch, log))
-        document = comparison_document(
-            circumstances, comparison.plan, outcomes, comparison.baseline
-        )
+    for measure_next in measures:
+        outcomes.append(measure_next(log=log))
+        document = comparison_document(circumstances, plan, outcomes, comparison.baseline)
         write_document(output_dir / "result.json", document)
         (output_dir / "report.md").write_text(comparison_page(document, []))
     try:

@@ -15,6 +15,7 @@ _PREFIX = "SWIFTCACHE_"
 # Read elsewhere: they choose folders, and what examples run.
 _OTHER_VARIABLES = {
     "SWIFTCACHE_CACHE",
+    "SWIFTCACHE_LOG_FORMAT",
     "SWIFTCACHE_MASTER_MODEL",
     "SWIFTCACHE_ROLE",
     "SWIFTCACHE_RUNTIME_DIR",
@@ -58,6 +59,11 @@ class Settings:
     vacate_bytes_per_step: int = 256 << 20
     """Moved between donors in one scheduler step, at most, when memory is asked back."""
 
+    refill_bytes_per_step: int = 32 << 20
+    """Copied in one scheduler step, at most, to give blocks the copies that they are short of."""
+
+    refill_retry_s: float = 1.0
+    """Before blocks that are short of a copy are looked at again when none found room."""
     stream_bytes_per_step: int = 2 << 30
     """KV that a server with a layer window reads from donors in one decode step, at most, while
     several requests run: at 350 GB/s 6 ms, about as long as such a step takes. A request that alone
@@ -75,6 +81,15 @@ class Settings:
     owned_end_timeout_s: float = 5.0
     """A donor that its receiver owns is killed when it has not ended after this."""
 
+    watchdog_s: float = 60.0
+    """Work that waits so long without any progress is a stall; the state is logged then."""
+
+    audit_interval_s: float = 3600.0
+    """Between two audits of all books of a server, each of which may take tens of milliseconds."""
+
+    metrics_interval_s: float = 1.0
+    """Between two times that a server's `/metrics` are brought up to date."""
+
     extent_bytes: int = 32 << 20
     """Unit in which memory is lent."""
 
@@ -82,8 +97,32 @@ class Settings:
     """Offered to a receiver at once, or one extent, before it has answered. One that locks the
     memory for a GPU must be done with it well within `offer_timeout_s`."""
 
+    demand_interval_s: float = 0.05
+    """Between two looks of a serving engine at how much its receivers would take."""
+
+    lend_quiet_s: float = 5.0
+    """A serving engine lends again no sooner than this after it took memory back."""
+
+    cold_after_s: float = 60.0
+    """A prefix that nobody has asked for in so long may make room for lending."""
+
+    cold_scan_s: float = 1.0
+    """Between two looks through the prefix cache for what is cold."""
+
+    take_back_wait_s: float = 1.0
+    """What a request waits for lent memory before prefixes that are not cold are evicted for it."""
+
+    compact_bytes_per_step: int = 64 << 20
+    """Moved inside a serving engine's pool in one scheduler step, at most, to empty extents; one
+    extent in any case."""
+
     mapping_slice_s: float = 0.02
     """Spent on mapping or unmapping extents, or on one of them, before other work has its turn."""
+
+    thread_switch_s: float = 0.0001
+    """After this a thread of a server must let another in that waits for the interpreter. A
+    scheduler that never sleeps would otherwise keep its control thread waiting 5 ms at each step of
+    mapping and unmapping, of which an extent takes several."""
 
     auto_pinned_bytes_max: int = 32 << 30
     """Host memory that `auto` takes for a receiver on a GPU when there is no donor, at most: all
@@ -101,6 +140,9 @@ class Settings:
 
     sessions_max: int = 64
     """Receivers that one donor serves at once, and connections that it hears out at once."""
+
+    sessions_per_process_max: int = 8
+    """Of those, sessions of one process, and connections of one process that are heard out."""
 
     queued_messages_max: int = 256
     """Messages that wait for one peer before more are dropped."""

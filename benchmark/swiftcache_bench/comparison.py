@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Protocol
 
 from swiftcache_bench.errors import BenchmarkError
 from swiftcache_bench.load import LoadSettings
@@ -13,6 +13,7 @@ from swiftcache_bench.measure import measure
 from swiftcache_bench.prefix_probe import ProbeResult, ProbeSettings, probe_prefixes
 from swiftcache_bench.records import RequestRecord
 from swiftcache_bench.server.api import flush_cache
+from swiftcache_bench.server.attached import AttachedServer, Attachment
 from swiftcache_bench.server.contender_server import ContenderServer, LaunchSettings
 from swiftcache_bench.server.contenders import Contender
 from swiftcache_bench.server.identity import FlagCheck
@@ -31,7 +32,8 @@ class Plan:
     """What each contender is put through: a warm-up, the workload at each rate, the probe.
 
     ``loads`` has one setting per rate. The warm-up sends the first ``warmup_conversations`` of the
-    workload with other ids, one request at a time, so that what compiles at first use has compiled.
+    workload with other ids, one request at a time and then as many at once as the first load
+    allows, so that what compiles at first use, by shape, has compiled.
     """
 
     workload: Workload
@@ -40,6 +42,15 @@ class Plan:
     request_timeout_s: float
     warmup_conversations: int = 1
     probe: ProbeSettings | None = None
+
+
+class MeasuredServer(Protocol):
+    """A server that a plan can be run on."""
+
+    url: str
+
+    def check(self) -> dict[str, Any]:
+        """``/server_info`` of this very server. Raises BenchmarkError when another answers."""
 
 
 @dataclass(frozen=True)
@@ -100,10 +111,21 @@ def run_contender(
     return outcome
 
 
-def _run_plan(server: ContenderServer, plan: Plan, outcome: ContenderOutcome, log: Log) -> None:
+def measure_attached(attachment: Attachment, plan: Plan, log: Log) -> ContenderOutcome:
+    """Put a server that runs already through ``plan``; it is left running."""
+    outcome = ContenderOutcome(attachment.name, command=[], donors=[])
+    try:
+        _run_plan(AttachedServer(*attachment), plan, outcome, log)
+    except BenchmarkError as error:
+        outcome.error = str(error)
+        log(f"{attachment.name}: failed: {error}")
+    return outcome
+
+
+def _run_plan(server: MeasuredServer, plan: Plan, outcome: ContenderOutcome, log: Log) -> None:
     info = server.check()
     outcome.pool_tokens = info.get("max_total_num_tokens")
-    _warm_up(server, plan, log)
+    _warm_up(server.url, plan, outcome.name, log)
     for load in plan.loads:
         flush_cache(server.url)
         log(f"{outcome.name}: {plan.workload.requests} requests, {describe_load(load)}")
@@ -124,16 +146,20 @@ def _run_plan(server: ContenderServer, plan: Plan, outcome: ContenderOutcome, lo
         server.check()
 
 
-def _warm_up(server: ContenderServer, plan: Plan, log: Log) -> None:
-    workload = same_shape(plan.workload, plan.warmup_conversations, plan.ids, WARM_UP_SEED)
-    if not workload.requests:
-        return
-    log(f"{server.contender.name}: warm-up, {workload.requests} requests")
-    one_by_one = LoadSettings(request_rate=float("inf"), max_parallel=1)
-    figures = measure(server.url, workload, one_by_one, plan.request_timeout_s).figures
-    if not figures.complete:
-        errors = "; ".join(figures.errors)
-        raise BenchmarkError(f"the warm-up of {server.contender.name!r} failed: {errors}")
+def _warm_up(url: str, plan: Plan, name: str, log: Log) -> None:
+    at_once = plan.loads[0].max_parallel if plan.loads else 1
+    for repeat, parallel in enumerate((1, at_once)):
+        workload = same_shape(
+            plan.workload, plan.warmup_conversations, plan.ids, WARM_UP_SEED + repeat
+        )
+        if not workload.requests:
+            return
+        log(f"{name}: warm-up, {workload.requests} requests, {parallel or 'all'} at once")
+        closed_loop = LoadSettings(request_rate=float("inf"), max_parallel=parallel)
+        figures = measure(url, workload, closed_loop, plan.request_timeout_s).figures
+        if not figures.complete:
+            errors = "; ".join(figures.errors)
+            raise BenchmarkError(f"the warm-up of {name!r} failed: {errors}")
 
 
 def describe_load(load: LoadSettings) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Coroutine, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -77,9 +77,15 @@ class _Talk:
 
 
 async def run_load(
-    client: Client, workload: Workload, settings: LoadSettings, progress: Progress | None = None
+    client: Client,
+    workload: Workload,
+    settings: LoadSettings,
+    progress: Progress | None = None,
+    before_measured: Callable[[], Awaitable[None]] | None = None,
 ) -> LoadResult:
     """Send ``workload`` to the end; ``progress`` is called after each request.
+
+    ``before_measured`` is awaited between what goes out beforehand and the measured part.
 
     A conversation ends with its first request that is not answered whole. Raises BenchmarkError
     when ``settings`` do not suit the workload, before anything is sent.
@@ -93,6 +99,9 @@ async def run_load(
     schedule = _schedule(workload, settings)
     if settings.warm_first_round:
         await run.send_first_round()
+    if before_measured is not None:
+        await before_measured()
+    run.start_clock()
     if schedule is None:
         await run.send_ready()
     else:
@@ -135,13 +144,16 @@ class _Run:
     # -- the three ways to send ---------------------------------------------------------------
 
     async def send_first_round(self) -> None:
-        """First turns, unmeasured; then the clock of the run starts."""
+        """First turns, unmeasured."""
 
         async def first(talk: _Talk) -> None:
             async with self._slots:
                 await self._send(talk, measured=False)
 
         await _all(first(talk) for talk in self._talks)
+
+    def start_clock(self) -> None:
+        """From here times are counted."""
         self._start_s = time.perf_counter()
 
     async def send_scheduled(self, times: Sequence[Sequence[float]]) -> None:

@@ -46,6 +46,13 @@ class RequestRecord:
     def finished_s(self) -> float | None:
         return None if self.latency_s is None else self.due_s + self.latency_s
 
+    @property
+    def tpot_s(self) -> float | None:
+        """Time per output token after the first; None without a whole answer of two or more."""
+        if self.latency_s is None or self.ttft_s is None or self.output_tokens < 2:
+            return None
+        return (self.latency_s - self.ttft_s) / (self.output_tokens - 1)
+
 
 def record_of(
     answer: Answer,

@@ -83,6 +83,7 @@ def _figures(records: Sequence[RequestRecord]) -> Figures:
     figures |= _distribution("output_len", [r.output_tokens for r in done])
     figures |= _distribution("ttft", _given(r.ttft_s for r in done))
     figures |= _distribution("itl", [gap for r in done for gap in r.itl_s])
+    figures |= _distribution("tpot", _given(r.tpot_s for r in done))
     figures |= _distribution("latency", _given(r.latency_s for r in done))
     figures |= _throughput(done)
     figures |= _cache(done)

@@ -80,9 +80,14 @@ def plain_copy(target: torch.Tensor, source: torch.Tensor) -> None:
 def _reach_peer() -> bool:
     if torch.cuda.device_count() < 2 or not torch.cuda.can_device_access_peer(GPU, PEER):
         return False
-    for device in (PEER, GPU):  # a context on each
-        torch.zeros(1, device=device)
-    with torch.cuda.device(GPU):
-        [result] = runtime.cudaDeviceEnablePeerAccess(PEER.index, 0)
+    return enable_peer(GPU, PEER)
+
+
+def enable_peer(device: torch.device, peer: torch.device) -> bool:
+    """Let kernels on ``device`` address plain memory of ``peer``."""
+    for each in (peer, device):  # a context on each
+        torch.zeros(1, device=each)
+    with torch.cuda.device(device):
+        [result] = runtime.cudaDeviceEnablePeerAccess(peer.index, 0)
     enabled = runtime.cudaError_t.cudaErrorPeerAccessAlreadyEnabled
     return result in (runtime.cudaError_t.cudaSuccess, enabled)

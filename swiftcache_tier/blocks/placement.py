@@ -55,6 +55,14 @@ def share(blocks: int, rooms: Sequence[Room]) -> list[int] | None:
     return counts
 
 
+def fits(blocks: int, copies: int, free_blocks: Sequence[int]) -> bool:
+    """Whether `blocks` blocks, `copies` times each and never twice on one donor, fit into donors
+    with so many free blocks. With fewer donors than copies, one on each donor is all that is asked.
+    """
+    copies = min(copies, len(free_blocks))
+    return sum(min(free, blocks) for free in free_blocks) >= copies * blocks
+
+
 def _divide(blocks: int, rooms: Sequence[Room]) -> list[int]:
     """`blocks`, which fit, over donors of one link: largest remainders, nobody over its room.
 

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 
 from swiftcache_tier.blocks.geometry import DonorGeometry
-from swiftcache_tier.blocks.placement import DonorRank, Room, share
+from swiftcache_tier.blocks.placement import DonorRank, Room, fits, share
 
 
 class _Slot(IntEnum):
@@ -215,6 +215,33 @@ class BlockPool:
         places = [(np.arange(part.size) + 0.5) / part.size for part in parts]
         ids: np.ndarray = np.concatenate(parts)[np.argsort(np.concatenate(places), kind="stable")]
         return ids
+
+    def alloc_apart(self, placed: np.ndarray) -> np.ndarray:
+        """For each row of `placed` a free block on a donor that holds no block of that row.
+
+        `placed`: ids in use, int64 (n, k), -1 for none. Returns int64 (n,), -1 where no other donor
+        has room.
+        """
+        owners = np.full(placed.shape, -1, dtype=np.int64)
+        owners[placed >= 0] = self._locate(placed[placed >= 0])[1]
+        owners.sort(axis=1)
+        ids = np.full(len(placed), -1, dtype=np.int64)
+        kinds, kind_of_row = np.unique(owners, axis=0, return_inverse=True)
+        for kind, taken in enumerate(kinds.tolist()):
+            others = [donor for place, donor in enumerate(self._order) if place not in taken]
+            rows = np.flatnonzero(kind_of_row.reshape(-1) == kind)
+            rows = rows[: sum(donor.free for donor in others)]
+            counts = share(rows.size, [Room(donor.rank, donor.free) for donor in others])
+            assert counts is not None
+            for donor, count in zip(others, counts, strict=True):
+                ids[rows[:count]] = donor.pop(count) + donor.geometry.first_block
+                rows = rows[count:]
+        return ids
+
+    def has_room(self, blocks: int, copies: int) -> bool:
+        """Whether `blocks` more would fit, `copies` times each on different donors."""
+        donors = [donor for donor in self._order if donor.counts().total]
+        return fits(blocks, copies, [donor.free for donor in donors])
 
     def free(self, ids: np.ndarray) -> None:
         """Give blocks back. One that is retiring becomes vacated instead of free.

@@ -7,13 +7,14 @@ import sys
 from collections.abc import Sequence
 from typing import NoReturn
 
-from swiftcache_tier.cli import donor, status
+from swiftcache_tier.cli import donor, drain, exporter, limit, plan, status, top, up
 from swiftcache_tier.errors import SwiftCacheError
 
 # Each module has `add_parser(subparsers)`, which sets the default `run` to a function that takes
 # the parsed arguments and returns the exit status.
-_SUBCOMMANDS = (donor, status)
+_SUBCOMMANDS = (donor, status, top, limit, drain, plan, up, exporter)
 _USAGE_ERROR = 2
+_INTERRUPTED = 130
 
 
 class _Parser(argparse.ArgumentParser):
@@ -39,4 +40,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     except SwiftCacheError as error:
         print(f"swiftcache: {error}", file=sys.stderr)
         return _USAGE_ERROR
+    except KeyboardInterrupt:
+        return _INTERRUPTED
     return status_code

@@ -21,6 +21,14 @@ def add_runtime_dir(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def add_donor(parser: argparse.ArgumentParser) -> None:
+    """The donor that a command is about, and where it is."""
+    parser.add_argument(
+        "name", metavar="NAME", help="the donor, by its name in `swiftcache status`"
+    )
+    add_runtime_dir(parser)
+
+
 def size(text: str) -> int:
     """An argument that is a size. Raises what argparse turns into its one-line error."""
     try:

@@ -11,8 +11,9 @@ import uvloop
 from swiftcache_tier.cli.arguments import add_runtime_dir, size
 from swiftcache_tier.donor.owner import leave_owners_tree, watch_owner
 from swiftcache_tier.donor.plan import DonorPlan, plan_donor
-from swiftcache_tier.donor.server import serve
+from swiftcache_tier.donor.standalone import serve
 from swiftcache_tier.extents import describe_device
+from swiftcache_tier.log_format import JsonFormatter, json_wanted
 from swiftcache_tier.settings import Settings
 from swiftcache_tier.sizes import format_size
 
@@ -59,6 +60,7 @@ def add_parser(subparsers: Any) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     settings = Settings.from_env()
+    as_json = json_wanted()
     owner = None
     if arguments.owner_pid is not None:
         owner = watch_owner(arguments.owner_pid)
@@ -80,6 +82,8 @@ def run(arguments: argparse.Namespace) -> int:
     logging.basicConfig(
         level=logging.INFO, format=f"{when}swiftcache donor {plan.paths.name}: %(message)s"
     )
+    if as_json and plan.owner is None:
+        logging.getLogger().handlers[0].setFormatter(JsonFormatter(donor=plan.paths.name))
     if plan.size_bytes < arguments.size:
         logger.info(
             "size %s is rounded down to %d extents of %s: %s",

@@ -33,7 +33,7 @@ class DonorReport(NamedTuple):
 
     paths: DonorPaths
     state: str
-    """"serving", "draining", "stale", "unresponsive" or "refused"."""
+    """"serving", "draining", "drained", "stale", "unresponsive" or "refused"."""
     problem: str | None
     reply: StatusReply | None
 
@@ -53,8 +53,7 @@ def run(arguments: argparse.Namespace) -> int:
     settings = Settings.from_env()
     runtime_dir: Path = arguments.runtime_dir
     check_runtime_dir(runtime_dir)
-    with ThreadPoolExecutor(_ASKED_AT_ONCE) as askers:
-        reports = list(askers.map(lambda paths: _ask(paths, settings), list_donors(runtime_dir)))
+    reports = ask_all(runtime_dir, settings)
     if arguments.json:
         document = {"runtime_dir": str(runtime_dir), "donors": [_as_json(r) for r in reports]}
         sys.stdout.buffer.write(orjson.dumps(document, option=orjson.OPT_APPEND_NEWLINE))
@@ -66,6 +65,19 @@ def run(arguments: argparse.Namespace) -> int:
             f"--size 1GiB, or name another folder with --runtime-dir"
         )
     return 0
+
+
+def ask_all(runtime_dir: Path, settings: Settings) -> list[DonorReport]:
+    """Every donor of the folder, by name; takes `settings.status_timeout_s` at most, for each of
+    a few at once."""
+    with ThreadPoolExecutor(_ASKED_AT_ONCE) as askers:
+        return list(askers.map(lambda paths: _ask(paths, settings), list_donors(runtime_dir)))
+
+
+def lent_bytes(reply: StatusReply) -> int:
+    """What is not free, in whatever state of its lease."""
+    held = sum(n for state, n in reply.extents.items() if state != LeaseState.FREE)
+    return held * reply.extent_bytes
 
 
 def _ask(paths: DonorPaths, settings: Settings) -> DonorReport:
@@ -99,7 +111,14 @@ def _as_json(report: DonorReport) -> dict[str, Any]:
         "extent_bytes": reply.extent_bytes,
         "extents": reply.extents,
         "bytes": sum(reply.extents.values()) * reply.extent_bytes,
-        "bytes_lent": _lent_bytes(reply),
+        "bytes_lent": lent_bytes(reply),
+        "elastic": reply.elastic,
+        "bytes_kept": reply.kept * reply.extent_bytes,
+        "limits": {
+            "bytes": reply.limit_bytes,
+            "each_bytes": reply.each_limit_bytes,
+            "receiver_bytes": reply.receiver_limit_bytes,
+        },
         "receivers": [
             {
                 "name": receiver.name,
@@ -114,11 +133,6 @@ def _as_json(report: DonorReport) -> dict[str, Any]:
             for receiver in reply.receivers
         ],
     }
-
-
-def _lent_bytes(reply: StatusReply) -> int:
-    held = sum(n for state, n in reply.extents.items() if state != LeaseState.FREE)
-    return held * reply.extent_bytes
 
 
 def _print_tables(reports: list[DonorReport]) -> None:
@@ -137,9 +151,9 @@ def _print_tables(reports: list[DonorReport]) -> None:
             *_texts(
                 reply.name,
                 describe_device(reply.device, reply.device_uuid, reply.device_model),
-                report.state if reply.owner_pid is None else f"{report.state}, owned",
+                _state(reply),
                 format_size(sum(reply.extents.values()) * reply.extent_bytes),
-                format_size(_lent_bytes(reply)),
+                format_size(lent_bytes(reply)),
                 _states(reply.extents),
                 str(reply.pid),
                 report.paths.spec,
@@ -172,6 +186,17 @@ def _print_tables(reports: list[DonorReport]) -> None:
 def _texts(*cells: str) -> list[Text]:
     """Cells that are shown as they are: rich reads markup in plain strings."""
     return [Text(cell) for cell in cells]
+
+
+def _state(reply: StatusReply) -> str:
+    words = [reply.state]
+    if reply.owner_pid is not None:
+        words.append("owned")
+    if reply.elastic:
+        words.append("elastic")
+    if reply.limit_bytes is not None:
+        words.append(f"at most {format_size(reply.limit_bytes)}")
+    return ", ".join(words)
 
 
 def _link(receiver: ReceiverStatus) -> str:

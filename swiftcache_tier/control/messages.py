@@ -2,9 +2,9 @@
 
 Two sockets belong to a donor. At its door, a Unix socket that keeps records apart, a peer says
 `Hello` and gets a `Welcome`, after which `Offer`s with their descriptors arrive there; or it sends
-a `StatusRequest` and gets a `StatusReply`. Everything else goes through the control socket
-(ZeroMQ), where each message to the donor carries the session's token. Either side may get an
-`Error` for an answer.
+a `StatusRequest`, a `LimitRequest` or a `DrainRequest` and gets a `StatusReply`. Everything else
+goes through the control socket (ZeroMQ), where each message to the donor carries the session's
+token. Either side may get an `Error` for an answer.
 """
 
 from __future__ import annotations
@@ -17,11 +17,14 @@ from msgspec import Meta, Struct
 from swiftcache_tier.errors import SwiftCacheError
 from swiftcache_tier.extents import FDS_PER_RECORD_MAX
 
-PROTOCOL: Final = 3
+PROTOCOL: Final = 4
 """Raised by one whenever either side could misread the other."""
 
 NAME_PATTERN: Final = r"\A[A-Za-z0-9][A-Za-z0-9._-]{0,63}\Z"
 """Of a donor: it becomes part of a file's name."""
+
+EXTENTS_MAX: Final = 2**16
+"""Of one donor: a receiver keeps books of each."""
 
 _Name: TypeAlias = Annotated[str, Meta(pattern=NAME_PATTERN)]
 _Text: TypeAlias = Annotated[str, Meta(pattern=r"\A[^\x00-\x1f\x7f]{1,200}\Z")]
@@ -51,6 +54,24 @@ class StatusRequest(Message, frozen=True):
     protocol: _Count
 
 
+class LimitRequest(Message, frozen=True):
+    """The donor's user lets it lend no more than this, or lifts a limit."""
+
+    protocol: _Count
+    bytes: _Bytes | None
+    """None lifts the limit."""
+    receiver: _Text | None = None
+    """Limit what a receiver of this name holds."""
+    each: bool = False
+    """Limit what each receiver holds that has no limit of its own. Otherwise all together."""
+
+
+class DrainRequest(Message, frozen=True):
+    """The donor's user wants everything asked back, and nothing lent until a limit is set."""
+
+    protocol: _Count
+
+
 class Welcome(Message, frozen=True):
     """The session is open; its token is known to this peer alone."""
 
@@ -60,11 +81,13 @@ class Welcome(Message, frozen=True):
     device_uuid: _Text | None
     """Of the donor's GPU; None for host memory. What "cuda:1" is may differ between processes."""
     extent_bytes: Annotated[int, Meta(gt=0, le=2**40)]
-    extents: Annotated[int, Meta(gt=0, le=2**24)]
+    extents: Annotated[int, Meta(gt=0, le=EXTENTS_MAX)]
     token: Annotated[str, Meta(min_length=16, max_length=64)]
     lost_after_s: Annotated[float, Meta(gt=0)]
     """Silence after which the donor counts this peer as lost."""
     owner_pid: _Count | None
+    elastic: bool = False
+    """It is a serving engine: what it lends comes and goes with its load, and may be nothing."""
 
 
 class Offer(Message, frozen=True):
@@ -101,13 +124,19 @@ class StatusReply(Message, frozen=True):
     pid: _Count
     owner_pid: _Count | None
     state: _Text
-    """"serving" or "draining"."""
+    """"serving", "draining" (it ends) or "drained" (until a limit is set or lifted)."""
     extent_bytes: _Bytes
     extents: dict[str, _Count]
     """By lease state."""
     bytes_untaken: _Bytes
     """Promised and not yet taken from the system: host memory takes RAM as it is written."""
     receivers: list[ReceiverStatus]
+    kept: _Count = 0
+    """Free extents that the engine uses for its own KV."""
+    elastic: bool = False
+    limit_bytes: _Bytes | None = None
+    each_limit_bytes: _Bytes | None = None
+    receiver_limit_bytes: dict[str, _Bytes] = {}
 
 
 class Ping(Message, frozen=True):
@@ -189,6 +218,7 @@ class ErrorCode:
     FULL: Final = "full"
     DRAINING: Final = "draining"
     NO_SESSION: Final = "no_session"
+    NOT_YOURS: Final = "not_yours"
 
 
 class MessageError(SwiftCacheError):
@@ -203,7 +233,7 @@ class _Preamble(Struct):
     protocol: int
 
 
-AtDoor: TypeAlias = Hello | StatusRequest
+AtDoor: TypeAlias = Hello | StatusRequest | LimitRequest | DrainRequest
 FromDoor: TypeAlias = Welcome | StatusReply | Offer | Error
 ToDonor: TypeAlias = Ping | Accept | Decline | Released | Bye
 ToReceiver: TypeAlias = Pong | Reclaim | Farewell | Error

@@ -10,8 +10,10 @@ from swiftcache_tier.control.door import connect_door
 from swiftcache_tier.control.messages import (
     FROM_DOOR,
     PROTOCOL,
+    DrainRequest,
     Error,
     FromDoor,
+    LimitRequest,
     MessageError,
     StatusReply,
     StatusRequest,
@@ -30,7 +32,14 @@ class Unresponsive(SwiftCacheError):
 
 
 def query_status(paths: DonorPaths, settings: Settings) -> StatusReply:
-    """The status of the donor at `paths`; blocks for `settings.status_timeout_s` at most.
+    """The status of the donor at `paths`, as `ask` does."""
+    return ask(paths, StatusRequest(protocol=PROTOCOL), settings)
+
+
+def ask(
+    paths: DonorPaths, request: StatusRequest | LimitRequest | DrainRequest, settings: Settings
+) -> StatusReply:
+    """What the donor at `paths` answers; blocks for `settings.status_timeout_s` at most.
 
     Raises NoDonor when nobody listens there, Unresponsive when no answer came in time,
     MessageError when the donor refuses or speaks another version, SwiftCacheError when what
@@ -39,15 +48,15 @@ def query_status(paths: DonorPaths, settings: Settings) -> StatusReply:
     with connect_door(paths) as connection:
         connection.settimeout(settings.status_timeout_s)
         with named_failures(paths, settings.status_timeout_s):
-            send_fds(connection, encode(StatusRequest(protocol=PROTOCOL)), ())
+            send_fds(connection, encode(request), ())
             record = recv_fds(connection, settings.message_bytes_max, 1)
     for descriptor in record.descriptors:
         os.close(descriptor)
     reply = read_door(record.payload, paths, settings)
     if not isinstance(reply, StatusReply):
         raise SwiftCacheError(
-            f"the donor at {paths.spec} answered {type(reply).__name__} to a request for its "
-            f"status: restart it in this version of sglang-swiftcache"
+            f"the donor at {paths.spec} answered {type(reply).__name__} to "
+            f"{type(request).__name__}: restart it in this version of sglang-swiftcache"
         )
     return reply
 

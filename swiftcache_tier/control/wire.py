@@ -13,7 +13,7 @@ from swiftcache_tier.settings import Settings
 
 # Longer messages than are legal are still received, so that their sender can be told; beyond this
 # ZeroMQ itself closes the connection before the message takes up memory.
-_RECEIVED_BYTES_MAX_FACTOR = 16
+_RECEIVED_BYTES_MAX_FACTOR = 2
 
 
 def open_socket(context: zmq.asyncio.Context, kind: int, settings: Settings) -> zmq.asyncio.Socket:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import zmq
@@ -34,16 +34,22 @@ class ControlSocket:
         self,
         path: Path,
         mode: int,
+        uids: Iterable[int],
         settings: Settings,
         hear: Callable[[bytes, ToDonor], ToReceiver | None],
     ) -> None:
-        """Listens at `path`. `hear(address, message)` returns the answer or raises MessageError;
-        `address` is where `send` reaches the sender."""
+        """Listens at `path`, to processes of the users `uids` alone.
+
+        `hear(address, message)` returns the answer or raises MessageError; `address` is where
+        `send` reaches the sender.
+        """
         self._settings = settings
         self._hear = hear
         self._complaints = Complaints(logger)
         self._context = zmq.asyncio.Context()
         self._socket = open_socket(self._context, zmq.ROUTER, settings)
+        for uid in uids:
+            self._socket.setsockopt(zmq.IPC_FILTER_UID, uid)
         self._socket.bind(f"ipc://{path}")
         path.chmod(mode)
 

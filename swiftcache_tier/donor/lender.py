@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
-from typing import Protocol
 
 from swiftcache_tier.control.messages import (
     Accept,
@@ -25,58 +23,21 @@ from swiftcache_tier.control.messages import (
     ToDonor,
     ToReceiver,
 )
+from swiftcache_tier.donor.limits import Limits
+from swiftcache_tier.donor.parties import SHARING, Engine, Receiver
 from swiftcache_tier.donor.shares import Claim, fair_shares
-from swiftcache_tier.lease import Grant, LeaseEvent, LeaseState, LeaseTable
+from swiftcache_tier.lease import LeaseEvent, LeaseState, LeaseTable
 from swiftcache_tier.settings import Settings
 from swiftcache_tier.sizes import format_size
 
 logger = logging.getLogger(__name__)
 
 _ENDING = "the donor is ending"
-_SHARING = "another receiver asks for its share"
+_DRAINED = "an operator drains the donor"
+_LIMITED = "an operator has set a limit"
+_ENGINE = "the donor needs it for its own requests"
 _CLOSED = "the connection has closed"
 _UNANSWERED = "the offer was not answered in time"
-
-
-class Port(Protocol):
-    """The way to one receiver. No call blocks, and what is sent may be lost."""
-
-    def offer(self, grant: Grant) -> None:
-        """Hand descriptors over, as long as `grant` is still offered when its turn comes."""
-
-    def tell(self, message: ToReceiver) -> None:
-        """Send a control message."""
-
-    def close(self) -> None:
-        """The session is over."""
-
-
-@dataclass(eq=False)
-class Receiver:
-    """One receiver that has a session."""
-
-    token: str
-    name: str
-    pid: int
-    uid: int
-    port: Port
-    heard_s: float
-    wanted: int = 0
-    link: str | None = None
-    """How it says it reaches the memory."""
-    gb_per_s: float | None = None
-    target: int = 0
-    silent: bool = False
-    door_open: bool = True
-    """Descriptors can still be handed over."""
-    no_offer_before_s: float = 0.0
-    reclaim_reason: str = _SHARING
-    reclaim_sent_s: float = 0.0
-    overdue: bool = False
-    """A reclaim is past its deadline, and that has been logged."""
-
-    def __str__(self) -> str:
-        return f"receiver {self.name} (process {self.pid})"
 
 
 class Lender:
@@ -88,10 +49,21 @@ class Lender:
         extent_bytes: int,
         settings: Settings,
         dirtied: Callable[[], None],
+        *,
+        engine: Engine | None = None,
     ) -> None:
-        """`dirtied` is called when there are extents to scrub (`table.dirty`)."""
-        self._table = LeaseTable(extents)
+        """`dirtied` is called when there are extents to scrub (`table.dirty`).
+
+        With an `engine` every extent is its own until it calls `lend`, and goes back to it,
+        unscrubbed, whenever a receiver has released it.
+        """
+        self._table = LeaseTable(extents, kept=engine is not None)
+        self._engine = engine
+        self._target = extents if engine is None else 0
         self._extents = extents
+        self.limits = Limits()
+        self.drained = False
+        """By an operator, who may lift that again; `draining` is for good."""
         self._extent_bytes = extent_bytes
         self._settings = settings
         self._dirtied = dirtied
@@ -110,19 +82,32 @@ class Lender:
         return self._table
 
     @property
+    def is_elastic(self) -> bool:
+        """The memory is that of an engine, which takes it back when it needs it."""
+        return self._engine is not None
+
+    @property
     def idle(self) -> bool:
         """No receiver holds anything."""
         return self._table.counts()[LeaseState.FREE] == self._extents
 
     def join(self, receiver: Receiver) -> None:
         """Open a session. Raises MessageError while draining, or when there are too many."""
-        if self.draining:
-            raise MessageError(ErrorCode.DRAINING, "this donor is ending: choose another")
+        if self.draining or self.drained:
+            why = "ending" if self.draining else "being drained"
+            raise MessageError(ErrorCode.DRAINING, f"this donor is {why}: choose another")
         if len(self._receivers) >= self._settings.sessions_max:
             raise MessageError(
                 ErrorCode.FULL,
                 f"this donor already serves {len(self._receivers)} receivers, its most: raise "
                 f"SWIFTCACHE_SESSIONS_MAX where it is started, or choose another",
+            )
+        of_process = sum(other.pid == receiver.pid for other in self._receivers.values())
+        if of_process >= self._settings.sessions_per_process_max:
+            raise MessageError(
+                ErrorCode.FULL,
+                f"process {receiver.pid} has {of_process} sessions with this donor, its most: end "
+                f"one, or raise SWIFTCACHE_SESSIONS_PER_PROCESS_MAX where the donor is started",
             )
         self._receivers[receiver.token] = receiver
         logger.info("%s of user %d joined", receiver, receiver.uid)
@@ -165,8 +150,6 @@ class Lender:
                 self._apply(LeaseEvent.DECLINE, receiver, message, now_s)
             case Released():
                 self._apply(LeaseEvent.RELEASE, receiver, message, now_s)
-                if self._table.asked_since_s(receiver.token) is None:
-                    receiver.overdue = False
             case Bye():
                 self._end(receiver, LeaseEvent.RELEASE, "left", now_s)
                 return Farewell()
@@ -200,6 +183,38 @@ class Lender:
         """Ask everything back and lend no more."""
         self.draining = True
         self._rebalance(now_s)
+
+    def limit(self, receiver: str | None, each: bool, extents: int | None, now_s: float) -> None:
+        """Set or lift (None) a limit, see `Limits.set`; lending in all goes on after a drain."""
+        self.limits.set(receiver, each, extents)
+        self.drained = self.drained and (receiver is not None or each)
+        self._rebalance(now_s, _LIMITED)
+
+    def drain_for_operator(self, now_s: float) -> None:
+        """Ask everything back and lend no more until a limit is set or lifted."""
+        self.drained = True
+        self._rebalance(now_s, _DRAINED)
+
+    def lend(self, slots: Iterable[int], target: int, now_s: float) -> None:
+        """The engine hands over extents that it kept, which read as zeros; see `aim`."""
+        for slot in slots:
+            self._table.put(slot)
+        self.aim(target, now_s)
+
+    def aim(self, target: int, now_s: float) -> None:
+        """The engine means to have this many extents lent; what is over is asked back."""
+        self._target = target
+        self._rebalance(now_s, _ENGINE)
+
+    @property
+    def demand(self) -> int:
+        """Extents that receivers could be lent beyond those that the engine has handed over."""
+        if self.draining or self.drained:
+            return 0
+        heard = [r for r in self._receivers.values() if not r.silent]
+        most = sum(fair_shares(self.limits.of_all(self._extents), self._claims(heard)))
+        lent = sum(self._held(r) for r in self._receivers.values())
+        return max(0, most - lent - self._table.clean)
 
     def tick(self, now_s: float) -> None:
         """See to time-outs; called at each heartbeat."""
@@ -247,36 +262,48 @@ class Lender:
             self._send_reclaims(receiver, now_s)
         elif now_s - receiver.reclaim_sent_s >= settings.heartbeat_s:
             self._send_reclaims(receiver, now_s)
-        asked_s = self._table.asked_since_s(token)
-        if asked_s is None or receiver.overdue:
-            return
-        if now_s - asked_s > settings.reclaim_deadline_s:
-            receiver.overdue = True
+        if late := self._table.expire(token, settings.reclaim_deadline_s, now_s):
             logger.warning(
-                "%s has not released %s within %.1f s: not lent again until it does, or its "
+                "%s has not released %s within %.1f s: degraded, not used until it does or its "
                 "process ends",
                 receiver,
-                self._amount(self._states(receiver)[LeaseState.RECLAIMING]),
+                self._amount(len(late)),
                 settings.reclaim_deadline_s,
             )
 
-    def _rebalance(self, now_s: float) -> None:
+    def _rebalance(self, now_s: float, why: str = SHARING) -> None:
         """Move towards equal shares: ask back what is over, offer what is missing."""
         heard = [r for r in self._receivers.values() if not r.silent]
         stuck = sum(self._held(r) for r in self._receivers.values() if r.silent)
-        claims = [
-            # Without a door it can be lent no more, and is about to find out.
-            Claim(0 if self.draining or not r.door_open else r.wanted, self._keeps(r))
-            for r in heard
-        ]
-        shares = fair_shares(self._extents - stuck, claims)
+        lendable = min(self._extents - self._table.kept, self._target)
+        shares = fair_shares(max(0, self.limits.of_all(lendable) - stuck), self._claims(heard))
         for receiver, share in zip(heard, shares, strict=True):
             receiver.target = share
-            self._take_back(receiver, now_s)
+            self._take_back(receiver, now_s, why)
         for receiver in heard:
             self._offer_missing(receiver, now_s)
+        if self._engine is not None:
+            self._return_idle(self._engine, heard)
 
-    def _take_back(self, receiver: Receiver, now_s: float) -> None:
+    def _claims(self, receivers: Iterable[Receiver]) -> list[Claim]:
+        closed = self.draining or self.drained
+        return [
+            # Without a door it can be lent no more, and is about to find out.
+            Claim(
+                0 if closed or not r.door_open else self.limits.of(r.name, r.wanted),
+                self._keeps(r),
+            )
+            for r in receivers
+        ]
+
+    def _return_idle(self, engine: Engine, heard: Iterable[Receiver]) -> None:
+        """Give the engine back what no receiver is about to get."""
+        missing = sum(max(0, r.target - self._keeps(r)) for r in heard)
+        idle = self._table.keep_clean(max(0, self._table.clean - missing))
+        if idle:
+            engine.take_returned(idle)
+
+    def _take_back(self, receiver: Receiver, now_s: float, why: str) -> None:
         over = self._keeps(receiver) - receiver.target
         if over <= 0:
             return
@@ -286,7 +313,7 @@ class Lender:
         if not slots:
             return
         receiver.reclaim_reason = (
-            _ENDING if self.draining else _SHARING if receiver.door_open else _CLOSED
+            _ENDING if self.draining else why if receiver.door_open else _CLOSED
         )
         logger.info(
             "asked %s back from %s: %s", self._amount(len(slots)), receiver, receiver.reclaim_reason
@@ -310,10 +337,10 @@ class Lender:
 
     def _send_reclaims(self, receiver: Receiver, now_s: float) -> None:
         asked_s = self._table.asked_since_s(receiver.token)
-        if asked_s is None:
-            return
         receiver.reclaim_sent_s = now_s
-        left_s = max(0.0, asked_s + self._settings.reclaim_deadline_s - now_s)
+        left_s = 0.0
+        if asked_s is not None:
+            left_s = max(0.0, asked_s + self._settings.reclaim_deadline_s - now_s)
         for grant, slots in self._table.reclaiming(receiver.token).items():
             receiver.port.tell(
                 Reclaim(grant=grant, slots=slots, deadline_s=left_s, reason=receiver.reclaim_reason)
@@ -327,14 +354,20 @@ class Lender:
         now_s: float,
     ) -> None:
         if self._table.apply(event, receiver.token, message.grant, message.slots, now_s):
-            self._dirtied()
+            self._freed()
+
+    def _freed(self) -> None:
+        """Extents have become free, and are dirty."""
+        if self._engine is not None:
+            self._engine.take_returned(self._table.keep_dirty())
+        self._dirtied()
 
     def _end(self, receiver: Receiver, event: LeaseEvent, how: str, now_s: float) -> None:
         logger.info("%s %s: %s back", receiver, how, self._amount(self._held(receiver)))
         del self._receivers[receiver.token]
         receiver.port.close()
         if self._table.apply_to_all(event, receiver.token, now_s):
-            self._dirtied()
+            self._freed()
         self._rebalance(now_s)
 
     def _states(self, receiver: Receiver) -> dict[str, int]:

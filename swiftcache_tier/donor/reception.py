@@ -6,12 +6,14 @@ import asyncio
 import logging
 import os
 import socket
+from collections import Counter
 from collections.abc import Callable
 
 from swiftcache_tier.control.complaints import Complaints
 from swiftcache_tier.control.credentials import Peer, peer_of, user_name
 from swiftcache_tier.control.messages import (
     AT_DOOR,
+    AtDoor,
     Error,
     ErrorCode,
     Hello,
@@ -36,19 +38,22 @@ class Reception:
         door: socket.socket,
         allowed_uids: frozenset[int],
         settings: Settings,
-        status: Callable[[], StatusReply],
+        answer: Callable[[AtDoor, Peer], StatusReply],
         welcome: Callable[[Hello, Peer, RecordChannel], None],
     ) -> None:
         """Takes over `door`, which listens and does not block.
 
-        `welcome` takes over the connection and the descriptor in `peer`, or raises MessageError.
+        `welcome` takes over the connection and the descriptor in `peer`; `answer` is for all else
+        that is said at the door. Both may raise MessageError.
         """
         self._door = door
         self._allowed_uids = allowed_uids
         self._settings = settings
-        self._status = status
+        self._answer = answer
         self._welcome = welcome
         self._waiting: set[asyncio.Task[None]] = set()
+        self._waiting_of: Counter[int] = Counter()
+        """Connections that are being heard out, by process."""
         self._complaints = Complaints(logger)
 
     async def run(self) -> None:
@@ -91,6 +96,14 @@ class Reception:
         kept = False
         try:
             peer = peer_of(connection)
+            self._waiting_of[peer.pid] += 1
+            if self._waiting_of[peer.pid] > self._settings.sessions_per_process_max:
+                self._complaints.note(
+                    peer.pid,
+                    f"a connection of process {peer.pid} is refused: "
+                    f"{self._waiting_of[peer.pid] - 1} others of it wait",
+                )
+                return
             async with asyncio.timeout(self._settings.handshake_timeout_s):
                 try:
                     kept = await self._hear(peer, channel)
@@ -105,6 +118,10 @@ class Reception:
         except (OSError, SwiftCacheError) as error:
             self._complaints.note(peer and peer.pid, f"a connection is closed: {error}")
         finally:
+            if peer is not None:
+                self._waiting_of[peer.pid] -= 1
+                if not self._waiting_of[peer.pid]:
+                    del self._waiting_of[peer.pid]
             if not kept:
                 channel.close()
                 if peer is not None:
@@ -131,5 +148,5 @@ class Reception:
         if isinstance(message, Hello):
             self._welcome(message, peer, channel)
             return True
-        await channel.send(encode(self._status()))
+        await channel.send(encode(self._answer(message, peer)))
         return False

@@ -1,4 +1,4 @@
-"""The donor daemon: puts the parts together, and takes them apart again."""
+"""What every donor has: a door, a control socket, sessions, and a lender that decides."""
 
 from __future__ import annotations
 
@@ -7,30 +7,34 @@ import logging
 import os
 import resource
 import secrets
-import signal
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from contextlib import ExitStack
+from typing import Any
 
-from swiftcache_tier.control.credentials import Peer
+from swiftcache_tier.control.credentials import Peer, user_name
 from swiftcache_tier.control.door import leave_door, take_door
 from swiftcache_tier.control.messages import (
     PROTOCOL,
+    AtDoor,
+    DrainRequest,
     ErrorCode,
     Hello,
+    LimitRequest,
     MessageError,
     StatusReply,
+    StatusRequest,
     ToDonor,
     ToReceiver,
     Welcome,
 )
-from swiftcache_tier.control.records import RecordChannel, process_end
+from swiftcache_tier.control.records import RecordChannel
 from swiftcache_tier.donor.control_socket import ControlSocket
-from swiftcache_tier.donor.lender import Lender, Receiver
-from swiftcache_tier.donor.owner import Owner
+from swiftcache_tier.donor.lender import Lender
+from swiftcache_tier.donor.parties import Engine, Receiver
 from swiftcache_tier.donor.plan import DonorPlan
 from swiftcache_tier.donor.reception import Reception
 from swiftcache_tier.donor.session import Session
-from swiftcache_tier.donor.store import ExtentStore
+from swiftcache_tier.donor.store import Shared
 from swiftcache_tier.lease import LeaseState
 from swiftcache_tier.settings import Settings
 from swiftcache_tier.sizes import format_size
@@ -39,23 +43,24 @@ logger = logging.getLogger(__name__)
 
 _PRIVATE = 0o600
 _OPEN = 0o666  # who may do what is decided by credentials, but connecting takes write permission
-_INTERRUPTED = 128 + signal.SIGINT
 
 
-async def serve(plan: DonorPlan, settings: Settings, ready: Callable[[], None]) -> int:
-    """Lend until a signal (TERM, INT, HUP) or the owner's end; then take everything back.
+class DonorServer:
+    """Wires door, control socket, memory and the lender's decisions to one loop.
 
-    Calls `ready` once receivers can join. Returns the exit status for the process. Raises
-    SwiftCacheError when the donor cannot start. Its sockets are removed in any case.
+    What is scrubbed by whom, and when it all ends, is for subclasses.
     """
-    with ExitStack() as parts:
-        return await _Server(plan, settings, parts).run(ready)
 
-
-class _Server:
-    """Wires door, control socket, memory and the lender's decisions to one loop."""
-
-    def __init__(self, plan: DonorPlan, settings: Settings, parts: ExitStack) -> None:
+    def __init__(
+        self,
+        plan: DonorPlan,
+        settings: Settings,
+        parts: ExitStack,
+        *,
+        make_memory: Callable[[ExitStack], Shared],
+        engine: Engine | None = None,
+    ) -> None:
+        """Raises SwiftCacheError when the name is taken or the memory cannot be had."""
         mode = _OPEN if plan.others_allowed else _PRIVATE
         self._plan = plan
         self._settings = settings
@@ -68,32 +73,24 @@ class _Server:
         )
         parts.callback(leave_door, plan.paths)
         parts.callback(door.close)
-        self._store = ExtentStore(plan.arena, plan.extent_bytes, plan.extents)
-        parts.callback(self._store.close)
-        self._control = ControlSocket(plan.paths.control, mode, settings, self._hear)
+        self._memory = make_memory(parts)
+        self._control = ControlSocket(
+            plan.paths.control, mode, plan.allowed_uids, settings, self._hear
+        )
         parts.callback(self._control.close)
-        self._lender = Lender(plan.extents, plan.extent_bytes, settings, self._dirtied)
-        self._reception = Reception(door, plan.allowed_uids, settings, self._status, self._welcome)
+        self._lender = Lender(
+            plan.extents, plan.extent_bytes, settings, self._dirtied, engine=engine
+        )
+        self._reception = Reception(door, plan.allowed_uids, settings, self._answer, self._welcome)
         self._sessions: dict[str, Session] = {}
         self._group = asyncio.TaskGroup()
-        self._dirty = asyncio.Event()
         self._ending = asyncio.Event()
         self._drained = asyncio.Event()
-        self._exit_status = 0
 
-    async def run(self, ready: Callable[[], None]) -> int:
-        loop = asyncio.get_running_loop()
-        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-            loop.add_signal_handler(number, self._on_signal, number)
+    async def run(self, ready: Callable[[], None]) -> None:
+        """Serve until `_ending` is set, then take everything back."""
         async with self._group as group:
-            services = [
-                group.create_task(self._reception.run()),
-                group.create_task(self._control.run()),
-                group.create_task(self._tick()),
-                group.create_task(self._scrub()),
-            ]
-            if self._plan.owner is not None:
-                services.append(group.create_task(self._end_with_owner(self._plan.owner)))
+            services = [group.create_task(service) for service in self._services()]
             ready()
             await self._ending.wait()
             await self._drain()
@@ -101,18 +98,9 @@ class _Server:
                 session.close()
             for service in services:
                 service.cancel()
-        return self._exit_status
 
-    def _on_signal(self, number: signal.Signals) -> None:
-        if number == signal.SIGINT and self._ending.is_set():
-            self._exit_status = _INTERRUPTED
-            self._drained.set()
-        self._ending.set()
-
-    async def _end_with_owner(self, owner: Owner) -> None:
-        await process_end(owner.pidfd)
-        logger.info("the owner, process %d, has ended", owner.pid)
-        self._ending.set()
+    def _services(self) -> list[Coroutine[Any, Any, None]]:
+        return [self._reception.run(), self._control.run(), self._tick()]
 
     async def _drain(self) -> None:
         loop = asyncio.get_running_loop()
@@ -137,19 +125,7 @@ class _Server:
             await asyncio.sleep(self._settings.heartbeat_s)
             self._lender.tick(loop.time())
 
-    async def _scrub(self) -> None:
-        loop = asyncio.get_running_loop()
-        while True:
-            await self._dirty.wait()
-            self._dirty.clear()
-            while dirty := sorted(self._lender.table.dirty)[: self._settings.extents_per_message]:
-                clean = await self._store.scrub(dirty)
-                self._lender.scrubbed(clean, loop.time())
-                if len(clean) < len(dirty):
-                    await asyncio.sleep(self._settings.heartbeat_s)
-
     def _dirtied(self) -> None:
-        self._dirty.set()
         self._note_drained()
 
     def _note_drained(self) -> None:
@@ -171,7 +147,7 @@ class _Server:
                 f"(swiftcache donor)",
             )
         token = secrets.token_hex(16)
-        session = Session(token, peer, channel, self._control, self._lender, self._store)
+        session = Session(token, peer, channel, self._control, self._lender, self._memory)
         self._lender.join(
             Receiver(
                 token=token,
@@ -192,14 +168,33 @@ class _Server:
             token=token,
             lost_after_s=self._settings.lost_after_s,
             owner_pid=plan.owner.pid if plan.owner else None,
+            elastic=self._lender.is_elastic,
         )
         self._sessions[token] = session
         task = session.start(self._group, welcome)
         task.add_done_callback(lambda _: self._sessions.pop(token))
 
+    def _answer(self, message: AtDoor, peer: Peer) -> StatusReply:
+        if not isinstance(message, StatusRequest) and peer.uid not in (os.geteuid(), 0):
+            raise MessageError(
+                ErrorCode.NOT_YOURS,
+                f"only user {user_name(os.geteuid())}, who runs this donor, may limit or drain it",
+            )
+        now_s = asyncio.get_running_loop().time()
+        match message:
+            case LimitRequest():
+                extents = None
+                if message.bytes is not None:
+                    extents = message.bytes // self._plan.extent_bytes
+                self._lender.limit(message.receiver, message.each, extents, now_s)
+            case DrainRequest():
+                self._lender.drain_for_operator(now_s)
+        return self._status()
+
     def _status(self) -> StatusReply:
-        plan, table = self._plan, self._lender.table
-        taken_bytes = self._store.taken_bytes(set(range(plan.extents)) - table.dirty)
+        plan, lender = self._plan, self._lender
+        limits, size = lender.limits, plan.extent_bytes
+        state = "draining" if lender.draining else "drained" if lender.drained else "serving"
         return StatusReply(
             protocol=PROTOCOL,
             name=plan.paths.name,
@@ -208,12 +203,21 @@ class _Server:
             device_model=plan.arena.model,
             pid=os.getpid(),
             owner_pid=plan.owner.pid if plan.owner else None,
-            state="draining" if self._lender.draining else "serving",
+            state=state,
             extent_bytes=plan.extent_bytes,
-            extents={str(state): n for state, n in table.counts().items()},
-            bytes_untaken=max(0, plan.size_bytes - taken_bytes),
-            receivers=self._lender.receivers(asyncio.get_running_loop().time()),
+            extents={str(state): n for state, n in lender.table.counts().items()},
+            bytes_untaken=self._bytes_untaken(),
+            receivers=lender.receivers(asyncio.get_running_loop().time()),
+            kept=lender.table.kept,
+            elastic=lender.is_elastic,
+            limit_bytes=None if limits.total is None else limits.total * size,
+            each_limit_bytes=None if limits.each is None else limits.each * size,
+            receiver_limit_bytes={name: n * size for name, n in limits.by_name.items()},
         )
+
+    def _bytes_untaken(self) -> int:
+        """Promised and not yet taken from the system."""
+        return 0
 
 
 def _allow_open_files(files: int) -> None:

@@ -11,7 +11,7 @@ from swiftcache_tier.control.messages import Offer, ToReceiver, Welcome, encode
 from swiftcache_tier.control.records import RecordChannel, process_end
 from swiftcache_tier.donor.control_socket import ControlSocket
 from swiftcache_tier.donor.lender import Lender
-from swiftcache_tier.donor.store import ExtentStore
+from swiftcache_tier.donor.store import Shared
 from swiftcache_tier.errors import SwiftCacheError
 from swiftcache_tier.lease import Grant
 
@@ -31,7 +31,7 @@ class Session:
         channel: RecordChannel,
         control: ControlSocket,
         lender: Lender,
-        store: ExtentStore,
+        store: Shared,
     ) -> None:
         self.address: bytes | None = None
         """Of the receiver on the control socket; None until it has spoken there."""

@@ -6,10 +6,18 @@ import asyncio
 import logging
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from typing import Protocol
 
 from swiftcache_tier.extents import Arena
 
 logger = logging.getLogger(__name__)
+
+
+class Shared(Protocol):
+    """Memory of which descriptors can be handed out, extent by extent."""
+
+    def share(self, slot: int) -> int:
+        """A descriptor of the extent for its next holder; the caller closes it. Raises OSError."""
 
 
 class ExtentStore:

@@ -7,7 +7,6 @@ there: what is written there for layer 0 is what layer 2 reads.
 
 from __future__ import annotations
 
-import math
 import os
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -16,6 +15,7 @@ from typing import NamedTuple
 from swiftcache_tier.extents.address_range import HostAddressRange
 from swiftcache_tier.extents.base import AddressRange, Arena, Extent
 from swiftcache_tier.extents.host import HostArena
+from swiftcache_tier.stream.sizing import unit_tokens_of
 
 SIDES = 2  # K and V
 PARITIES = 2
@@ -33,12 +33,8 @@ class BufferSize(NamedTuple):
 
 
 def unit_tokens(device: str, page_tokens: int, row_bytes: tuple[int, int]) -> int:
-    """The least number of tokens, whole pages of them, that fills pages of memory in both sides.
-
-    row_bytes: of one token in one layer, K's and V's.
-    """
-    granularity = granularity_bytes(device)
-    return math.lcm(page_tokens, *(granularity // math.gcd(granularity, row) for row in row_bytes))
+    """`unit_tokens_of` for the memory of `device`, "cpu" or "cuda:N"."""
+    return unit_tokens_of(granularity_bytes(device), page_tokens, row_bytes)
 
 
 def granularity_bytes(device: str) -> int:

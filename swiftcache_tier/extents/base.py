@@ -105,10 +105,11 @@ class AddressRange(ABC):
 
     @abstractmethod
     def unmap(self, offset: int, size_bytes: int) -> None:
-        """Take out what one `map` put in; the addresses stay reserved and fault when touched.
+        """Take out what one `map` put in, or several side by side; the addresses stay reserved and
+        fault when touched.
 
-        Nothing may still read or write them. Raises ValueError unless exactly this piece is
-        mapped, OSError when the system refuses (the piece stays mapped).
+        Nothing may still read or write them. Raises ValueError unless exactly these bytes are
+        whole mapped pieces, OSError when the system refuses (all of them stay mapped).
         """
 
     @abstractmethod

@@ -62,10 +62,10 @@ class CudaAddressRange(AddressRange):
         self._pieces.add(offset, size_bytes)
 
     def unmap(self, offset: int, size_bytes: int) -> None:
-        self._pieces.require_mapped(offset, size_bytes)
+        pieces = self._pieces.require_mapped(offset, size_bytes)
         with self._context.current():
             device_memory.unmap(self.base + offset, size_bytes)
-        self._pieces.remove(offset)
+        self._pieces.remove(pieces)
 
     @property
     def mapped_bytes(self) -> int:

@@ -88,7 +88,10 @@ def allow_access(address: int, size_bytes: int, ordinal: int) -> None:
 
 
 def unmap(address: int, size_bytes: int) -> None:
-    """Take out what one `map_at` put in. Waits for no kernel that still uses it."""
+    """Take out what one `map_at` put in, or several side by side.
+
+    Waits for no kernel that still uses it.
+    """
     call(cu.cuMemUnmap, address, size_bytes)
 
 

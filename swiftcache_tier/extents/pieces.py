@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 
 class Pieces:
@@ -34,20 +34,27 @@ class Pieces:
             if before + self._size_at[before] > offset:
                 raise ValueError(f"offset {offset} of the range is already mapped")
 
-    def require_mapped(self, offset: int, size_bytes: int) -> None:
-        """Raise ValueError unless exactly this piece is mapped."""
-        if self._size_at.get(offset) != size_bytes:
+    def require_mapped(self, offset: int, size_bytes: int) -> list[int]:
+        """The offsets of the pieces that fill these bytes; ValueError unless they do, exactly."""
+        found, end = [], offset
+        while end < offset + size_bytes and end in self._size_at:
+            found.append(end)
+            end += self._size_at[end]
+        if not found or end != offset + size_bytes:
             raise ValueError(f"no extent of {size_bytes} bytes is mapped at offset {offset}")
+        return found
 
     def add(self, offset: int, size_bytes: int) -> None:
         """Enter a piece that `require_free` has passed."""
         self._size_at[offset] = size_bytes
         self._offsets.insert(bisect_left(self._offsets, offset), offset)
 
-    def remove(self, offset: int) -> None:
-        """Take out a piece that `require_mapped` has passed."""
-        del self._size_at[offset]
-        del self._offsets[bisect_left(self._offsets, offset)]
+    def remove(self, offsets: Sequence[int]) -> None:
+        """Take out neighbours that `require_mapped` has found."""
+        for offset in offsets:
+            del self._size_at[offset]
+        first = bisect_left(self._offsets, offsets[0])
+        del self._offsets[first : first + len(offsets)]
 
     def clear(self) -> None:
         """Take out all pieces."""

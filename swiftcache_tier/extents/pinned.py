@@ -52,9 +52,10 @@ class PinnedHostAddressRange(HostAddressRange):
         self._pinned[offset] = size_bytes
 
     def unmap(self, offset: int, size_bytes: int) -> None:
-        if self._pinned.get(offset) == size_bytes:
-            self._unpin(offset)
-        super().unmap(offset, size_bytes)  # refuses what is not mapped
+        for piece in self._pieces.require_mapped(offset, size_bytes):
+            if piece in self._pinned:  # not where mapping it has failed
+                self._unpin(piece)
+        super().unmap(offset, size_bytes)
 
     def close(self) -> None:
         for offset in list(self._pinned):

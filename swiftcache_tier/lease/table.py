@@ -29,15 +29,19 @@ class LeaseTable:
     """Leases of a donor's extents, which are slots 0 to n-1.
 
     An extent that a receiver held is dirty when it becomes FREE, and is offered again only after
-    `scrubbed`. Receivers are named by any string that is theirs alone. An event that does not
-    match the present lease of an extent (other receiver, other grant, not in the transition table,
-    no such extent) changes nothing. Every transition of an extent costs the same whatever the
-    number of extents; handing one out adds the logarithm of a heap.
+    `scrubbed`. One that the donor uses itself is kept: FREE too, and not offered. Receivers are
+    named by any string that is theirs alone. An event that does not match the present lease of an
+    extent (other receiver, other grant, not in the transition table, no such extent) changes
+    nothing. Every transition of an extent costs the same whatever the number of extents; handing
+    one out adds the logarithm of a heap.
     """
 
-    def __init__(self, extents: int) -> None:
+    def __init__(self, extents: int, *, kept: bool = False) -> None:
+        """All extents may be offered at first or, if `kept`, none."""
         self._leases = [_Lease() for _ in range(extents)]
-        self._clean = list(range(extents))  # a heap: low slots first keeps leases in runs
+        # a heap: low slots first keeps leases in runs
+        self._clean = [] if kept else list(range(extents))
+        self._kept = set(range(extents)) if kept else set[int]()
         self._dirty: set[int] = set()
         self._counts = dict.fromkeys(LeaseState, 0) | {LeaseState.FREE: extents}
         self._held: dict[str, dict[LeaseState, set[int]]] = {}
@@ -48,6 +52,16 @@ class LeaseTable:
     def dirty(self) -> frozenset[int]:
         """Extents that are free and must be scrubbed."""
         return frozenset(self._dirty)
+
+    @property
+    def kept(self) -> int:
+        """Extents that the donor uses itself."""
+        return len(self._kept)
+
+    @property
+    def clean(self) -> int:
+        """Extents that could be offered now."""
+        return len(self._clean)
 
     def counts(self) -> dict[LeaseState, int]:
         """Extents by state."""
@@ -126,14 +140,24 @@ class LeaseTable:
         return late
 
     def reclaiming(self, receiver: str) -> dict[int, list[int]]:
-        """Slots asked back from `receiver` that it has not released, by grant."""
+        """Slots asked back from `receiver` that it has not released, late ones too, by grant."""
         by_grant: dict[int, list[int]] = {}
-        for slot in sorted(self._held.get(receiver, {}).get(LeaseState.RECLAIMING, ())):
+        held = self._held.get(receiver, {})
+        asked = held.get(LeaseState.RECLAIMING, set()) | held.get(LeaseState.DEGRADED, set())
+        for slot in sorted(asked):
             by_grant.setdefault(self._leases[slot].grant, []).append(slot)
         return by_grant
 
+    def expire(self, receiver: str, older_than_s: float, now_s: float) -> list[int]:
+        """Give up on reclaims asked of `receiver` before `now_s - older_than_s`. Returns them."""
+        asked = self._held.get(receiver, {}).get(LeaseState.RECLAIMING, set())
+        late = [slot for slot in asked if self._leases[slot].since_s < now_s - older_than_s]
+        for slot in late:
+            self._apply(slot, LeaseEvent.EXPIRE, now_s)
+        return late
+
     def asked_since_s(self, receiver: str) -> float | None:
-        """When the oldest reclaim that `receiver` has not answered began; None without one."""
+        """When the oldest reclaim that `receiver` may still answer in time began; None without."""
         slots = self._held.get(receiver, {}).get(LeaseState.RECLAIMING, ())
         return min((self._leases[slot].since_s for slot in slots), default=None)
 
@@ -141,6 +165,26 @@ class LeaseTable:
         """The memory of a dirty extent reads as zeros now and is out of its last holder's reach."""
         self._dirty.remove(slot)
         heapq.heappush(self._clean, slot)
+
+    def put(self, slot: int) -> None:
+        """A kept extent, which reads as zeros, may be offered from now on."""
+        self._kept.remove(slot)
+        heapq.heappush(self._clean, slot)
+
+    def keep_dirty(self) -> list[int]:
+        """The donor uses all dirty extents itself from now on. Returns them."""
+        slots = sorted(self._dirty)
+        self._kept.update(slots)
+        self._dirty.clear()
+        return slots
+
+    def keep_clean(self, extents: int) -> list[int]:
+        """The donor uses up to so many clean extents itself, high slots first. Returns them."""
+        slots = heapq.nlargest(extents, self._clean)
+        self._kept.update(slots)
+        self._clean = [slot for slot in self._clean if slot not in self._kept]
+        heapq.heapify(self._clean)
+        return slots
 
     def _apply(self, slot: int, event: LeaseEvent, now_s: float) -> list[int]:
         """One transition; returns `[slot]` if the extent became FREE."""

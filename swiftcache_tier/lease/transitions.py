@@ -13,6 +13,7 @@ class LeaseState(StrEnum):
     LENT = "lent"
     RECLAIMING = "reclaiming"
     ORPHANED = "orphaned"
+    DEGRADED = "degraded"  # asked back, and not released by the deadline
 
 
 class LeaseEvent(StrEnum):
@@ -26,10 +27,12 @@ class LeaseEvent(StrEnum):
     SILENCE = "silence"  # no heartbeat for too long
     RESUME = "resume"
     GONE = "gone"  # the receiver's process has ended
+    EXPIRE = "expire"  # the deadline of a reclaim has passed
 
 
 _FREE, _OFFERED, _LENT = LeaseState.FREE, LeaseState.OFFERED, LeaseState.LENT
 _RECLAIMING, _ORPHANED = LeaseState.RECLAIMING, LeaseState.ORPHANED
+_DEGRADED = LeaseState.DEGRADED
 
 TRANSITIONS: dict[tuple[LeaseState, LeaseEvent], LeaseState] = {
     (_FREE, LeaseEvent.OFFER): _OFFERED,
@@ -48,6 +51,11 @@ TRANSITIONS: dict[tuple[LeaseState, LeaseEvent], LeaseState] = {
     (_RECLAIMING, LeaseEvent.RELEASE): _FREE,
     (_RECLAIMING, LeaseEvent.SILENCE): _ORPHANED,
     (_RECLAIMING, LeaseEvent.GONE): _FREE,
+    (_RECLAIMING, LeaseEvent.EXPIRE): _DEGRADED,
+    # Silent or not: nothing can revoke a descriptor, so only these end it.
+    (_DEGRADED, LeaseEvent.DECLINE): _FREE,
+    (_DEGRADED, LeaseEvent.RELEASE): _FREE,
+    (_DEGRADED, LeaseEvent.GONE): _FREE,
     (_ORPHANED, LeaseEvent.DECLINE): _FREE,
     (_ORPHANED, LeaseEvent.RELEASE): _FREE,
     (_ORPHANED, LeaseEvent.RESUME): _LENT,

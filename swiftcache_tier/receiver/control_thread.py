@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import logging
+import sys
 import threading
 from collections import deque
 from collections.abc import Sequence
@@ -12,6 +13,7 @@ from pathlib import Path
 
 import uvloop
 
+from swiftcache_tier.control.runtime_dir import DonorPaths
 from swiftcache_tier.errors import SwiftCacheError
 from swiftcache_tier.extents import JoinedAddressRange
 from swiftcache_tier.receiver.events import Event
@@ -40,6 +42,7 @@ class ControlThread:
         settings: Settings,
         runtime_dir: Path,
         receiver_name: str,
+        own_donor: DonorPaths | None,
     ) -> None:
         """Does not start the thread. `address_range` is the thread's until `stop`."""
         self.events: deque[Event] = deque()
@@ -52,6 +55,7 @@ class ControlThread:
             settings=settings,
             runtime_dir=runtime_dir,
             receiver_name=receiver_name,
+            own_donor=own_donor,
             emit=self.events.append,
         )
         self._thread = threading.Thread(target=self._run, name="swiftcache-control", daemon=True)
@@ -61,7 +65,11 @@ class ControlThread:
         self._stop = asyncio.Event()
 
     def start(self) -> None:
-        """Start the thread; returns when it takes commands."""
+        """Start the thread; returns when it takes commands.
+
+        Lowers the process's thread switch interval to `thread_switch_s`.
+        """
+        sys.setswitchinterval(min(sys.getswitchinterval(), self._settings.thread_switch_s))
         self._thread.start()
         self._loop, self._links = self._running.result()
 

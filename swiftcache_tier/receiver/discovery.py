@@ -4,17 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Container, Sequence
 from pathlib import Path
+from typing import TypeAlias
 
 from swiftcache_tier.control.runtime_dir import DonorPaths, list_donors
+
+Identity: TypeAlias = tuple[int, int]
+"""What tells a socket from a later one at the same place."""
 
 
 class Discovery:
     """Looks for donors that are there and not joined. Used by one thread."""
 
-    def __init__(self) -> None:
+    def __init__(self, own_donor: DonorPaths | None = None) -> None:
+        """`own_donor`: that of a server which lends too, and would find itself."""
+        self._own_donor = own_donor
         self._named: list[DonorPaths] = []
         self._folder: Path | None = None
-        self._refused: dict[Path, tuple[int, int]] = {}
+        self._refused: dict[Path, Identity] = {}
 
     def watch(self, paths: DonorPaths) -> None:
         """Look for the donor at `paths`."""
@@ -28,9 +34,8 @@ class Discovery:
         """Whether the user named this very donor."""
         return paths in self._named
 
-    def refuse(self, paths: DonorPaths) -> None:
-        """Do not report this donor again, as long as its socket is the same."""
-        identity = _identity(paths.door)
+    def refuse(self, paths: DonorPaths, identity: Identity | None) -> None:
+        """Do not report this donor again, as long as its socket is the one of `identity`."""
         if identity is not None:
             self._refused[paths.door] = identity
 
@@ -42,13 +47,14 @@ class Discovery:
         return [
             paths
             for paths in candidates
-            if paths.door not in taken
-            and (identity := _identity(paths.door)) is not None
+            if paths != self._own_donor
+            and paths.door not in taken
+            and (identity := identity_of(paths.door)) is not None
             and self._refused.get(paths.door) != identity
         ]
 
 
-def _identity(door: Path) -> tuple[int, int] | None:
+def identity_of(door: Path) -> Identity | None:
     """What tells a socket from a later one at the same place; None if there is none."""
     try:
         status = door.stat()

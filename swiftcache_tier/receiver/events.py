@@ -19,6 +19,8 @@ class DonorJoined(NamedTuple):
     extent_bytes: int
     extents: int
     link: LinkReport
+    elastic: bool = False
+    """It is a serving engine, which lends what it can spare."""
 
 
 class ExtentsMapped(NamedTuple):

@@ -7,12 +7,17 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
+from swiftcache_tier.control.complaints import Complaints
 from swiftcache_tier.control.messages import Offer, Reclaim
 from swiftcache_tier.errors import SwiftCacheError
 from swiftcache_tier.extents import AddressRange
 from swiftcache_tier.lease import LeaseLedger, LeaseState, ReclaimAnswer
 
 logger = logging.getLogger(__name__)
+
+# Unmapped in one call: it saves calls in GPU memory, where each waits for the interpreter lock, but
+# takes some 20 ms for each extent of host memory that is locked for a GPU.
+EXTENTS_PER_CALL = 16
 
 
 class OfferOutcome(NamedTuple):
@@ -43,6 +48,7 @@ class LentExtents:
         self._offset_bytes = offset_bytes
         self._extent_bytes = extent_bytes
         self._slice_s = slice_s
+        self._complaints = Complaints(logger)
         self._ledger = LeaseLedger(extents)
         self._asked: set[int] = set()
         self._to_unmap: set[int] = set()
@@ -58,11 +64,11 @@ class LentExtents:
         then, and keeps the rest from being mapped. The descriptors stay the caller's.
         """
         if len(offer.slots) != len(descriptors):
-            logger.error(
-                "declined an offer of %d extents that came with %d descriptors: expected one for "
-                "each; restart the donor in this version",
-                len(offer.slots),
-                len(descriptors),
+            self._complaints.note(
+                "descriptors",
+                f"declined an offer of {len(offer.slots)} extents that came with "
+                f"{len(descriptors)} descriptors: expected one for each; restart the donor in this "
+                f"version",
             )
             yield self._refuse(offer.grant, offer.slots)
             return
@@ -103,14 +109,14 @@ class LentExtents:
         Nothing when nothing is left, or when the system refuses: then try again later.
         """
         end_s = time.monotonic() + self._slice_s
-        unmapped = []
-        for slot in sorted(self._to_unmap):
+        unmapped: list[int] = []
+        for run in _runs(sorted(self._to_unmap)):
             try:
-                self._address_range.unmap(self._place(slot), self._extent_bytes)
+                self._address_range.unmap(self._place(run[0]), len(run) * self._extent_bytes)
             except OSError as error:
-                logger.error("extent %d cannot be unmapped yet: %s", slot, error)
+                logger.error("extents %d to %d cannot be unmapped yet: %s", run[0], run[-1], error)
                 break
-            unmapped.append(slot)
+            unmapped.extend(run)
             if time.monotonic() >= end_s:
                 break
         self._to_unmap.difference_update(unmapped)
@@ -140,7 +146,9 @@ class LentExtents:
         try:
             self._address_range.map(self._place(slot), descriptor, self._extent_bytes)
         except (SwiftCacheError, OSError) as error:
-            logger.error("extent %d of an offer is declined, and those after it: %s", slot, error)
+            self._complaints.note(
+                "extent", f"extent {slot} of an offer is declined, and those after it: {error}"
+            )
             self.problem = str(error)
             self._ledger.declined(answer.new)
             outcome.decline.append(slot)
@@ -159,3 +167,15 @@ class LentExtents:
 
     def _place(self, slot: int) -> int:
         return self._offset_bytes + slot * self._extent_bytes
+
+
+def _runs(slots: Sequence[int]) -> Iterator[list[int]]:
+    """Cut ascending `slots` into runs of neighbours, of `EXTENTS_PER_CALL` at most."""
+    run: list[int] = []
+    for slot in slots:
+        if run and (slot != run[-1] + 1 or len(run) == EXTENTS_PER_CALL):
+            yield run
+            run = []
+        run.append(slot)
+    if run:
+        yield run

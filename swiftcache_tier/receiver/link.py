@@ -88,6 +88,8 @@ class DonorLink:
         self.heard_s = asyncio.get_running_loop().time()
         self.donor_ended = False
         """Its process is known to have ended, so another may come at the same place."""
+        self.is_elastic = greeting.welcome.elastic
+        """The donor is a serving engine: what it lends comes and goes with its own load."""
         self.progress = 0
         """Rises with every step of mapping and unmapping."""
         self._greeting = greeting
@@ -103,8 +105,8 @@ class DonorLink:
         self._leave_asked = asyncio.Event()
         self._forgotten = asyncio.Event()
         self._released = asyncio.Event()
-        self._socket = open_socket(context, zmq.DEALER, settings)
-        self._socket.connect(f"ipc://{self.paths.control}")
+        self._context = context
+        self._socket = self._connect()
 
     def __str__(self) -> str:
         return f"donor {self._greeting.welcome.name} (process {self._greeting.peer.pid})"
@@ -203,7 +205,7 @@ class DonorLink:
                 record = await self._greeting.channel.receive()
             except SwiftCacheError as error:
                 # That offer comes again, under another grant, when its time is up.
-                logger.error("%s: %s", self, error)
+                self._complaints.note(None, f"{self}: {error}")
                 continue
             except OSError as error:
                 raise _Lost(f"its connection failed: {error.strerror}") from error
@@ -329,7 +331,12 @@ class DonorLink:
             self._settled.set()
 
     async def _say_bye(self) -> None:
-        """Repeat Bye until the donor answers; it lends nothing of ours to others before."""
+        """Repeat Bye until the donor answers; it lends nothing of ours to others before.
+
+        Over a new connection: ZeroMQ gives one up for good on which a message was far too long.
+        """
+        self._socket.close()
+        self._socket = self._connect()
         answered = asyncio.create_task(self._read_control())
         try:
             while not answered.done():
@@ -337,6 +344,11 @@ class DonorLink:
                 await asyncio.wait([answered], timeout=self._settings.heartbeat_s)
         finally:
             answered.cancel()
+
+    def _connect(self) -> zmq.asyncio.Socket:
+        socket = open_socket(self._context, zmq.DEALER, self._settings)
+        socket.connect(f"ipc://{self.paths.control}")
+        return socket
 
     def _send(self, message: ToDonor) -> None:
         if self.donor_ended:

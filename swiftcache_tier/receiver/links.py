@@ -23,7 +23,7 @@ from swiftcache_tier.control.runtime_dir import (
 )
 from swiftcache_tier.errors import SwiftCacheError
 from swiftcache_tier.extents import HostArena, JoinedAddressRange, Window
-from swiftcache_tier.receiver.discovery import Discovery
+from swiftcache_tier.receiver.discovery import Discovery, identity_of
 from swiftcache_tier.receiver.events import DonorJoined, DonorLost, Event
 from swiftcache_tier.receiver.greeting import Greeting, greet
 from swiftcache_tier.receiver.lent import LentExtents
@@ -59,6 +59,7 @@ class Links:
         settings: Settings,
         runtime_dir: Path,
         receiver_name: str,
+        own_donor: DonorPaths | None,
         emit: Callable[[Event], None],
     ) -> None:
         self._block_bytes = block_bytes
@@ -72,7 +73,7 @@ class Links:
         self._sub_ranges = {
             name: _sub_ranges(address_range.window(name)) for name in address_range.names
         }
-        self._discovery = Discovery()
+        self._discovery = Discovery(own_donor)
         self._keys = itertools.count(1)
         self._links: dict[int, DonorLink] = {}
         self._link_tasks: set[asyncio.Task[None]] = set()
@@ -190,7 +191,13 @@ class Links:
         await self._require(await self._open(paths), spec)
 
     async def _require(self, link: DonorLink, spec: str) -> None:
-        """Wait for all that the donor means to grant; raise SwiftCacheError if it is nothing."""
+        """Wait for all that the donor means to grant; raise SwiftCacheError if it is nothing.
+
+        A serving engine is not waited for: what it lends comes and goes.
+        """
+        if link.is_elastic:
+            logger.info("donor SPEC %s: a serving engine, which lends what it can spare", spec)
+            return
         settled = asyncio.create_task(link.settled())
         complete = await self._wait_while_it_moves([settled], self._settings.join_timeout_s)
         if link.lent.held and not complete:
@@ -231,6 +238,8 @@ class Links:
         return attempt
 
     async def _try_to_open(self, paths: DonorPaths) -> DonorLink | None:
+        # Before it is heard: by the time it is refused another may have taken its place.
+        identity = identity_of(paths.door)
         try:
             return await self._open(paths)
         except (NoDonor, Unresponsive) as error:
@@ -242,12 +251,12 @@ class Links:
                 self._silent.add(paths.door)
         except MessageError as error:
             if error.code not in _PASSING_CODES:
-                self._discovery.refuse(paths)
+                self._discovery.refuse(paths, identity)
             # Donors that others own are no fault, and there may be many.
             level = logging.DEBUG if error.code == ErrorCode.OWNED else logging.WARNING
             logger.log(level, "not joined: %s", error)
         except SwiftCacheError as error:
-            self._discovery.refuse(paths)
+            self._discovery.refuse(paths, identity)
             logger.warning("not joined: %s", error)
         return None
 
@@ -309,6 +318,7 @@ class Links:
                 welcome.extent_bytes,
                 welcome.extents,
                 greeting.link,
+                welcome.elastic,
             )
         )
         self._links[key] = link

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from swiftcache_tier.blocks import BlockPool
+from swiftcache_tier.control.runtime_dir import DonorPaths
 from swiftcache_tier.errors import SwiftCacheError
 from swiftcache_tier.extents import address_range_for, describe_device
 from swiftcache_tier.lease import LeaseState
@@ -31,6 +33,9 @@ from swiftcache_tier.sizes import format_size
 from swiftcache_tier.spec import DonorSpec
 
 logger = logging.getLogger(__name__)
+
+KEPT_DURATIONS = 1024
+"""Durations kept for a reader that may not exist: enough for every second of a busy server."""
 
 _NO_BLOCKS = np.empty(0, dtype=np.int64)
 
@@ -63,12 +68,13 @@ class DonorTier:
         runtime_dir: Path,
         receiver_name: str,
         device: str = "cpu",
+        own_donor: DonorPaths | None = None,
     ) -> None:
         """Reserves addresses, no memory. `receiver_name` is what operators read in `status`.
 
         `device`, "cpu" or "cuda:N", is what reads and writes the blocks. For a GPU host memory is
         locked and mapped at the same addresses for CPU and GPU, and memory of GPUs for that GPU
-        alone. Raises SwiftCacheError when there is no such device.
+        alone. `own_donor` is never joined. Raises SwiftCacheError when there is no such device.
         """
         self.block_bytes = block_bytes
         self._reach = Reach(device)
@@ -82,10 +88,13 @@ class DonorTier:
             settings=settings,
             runtime_dir=runtime_dir,
             receiver_name=receiver_name,
+            own_donor=own_donor,
         )
         self._donations: dict[int, Donation] = {}
         self._to_finish: set[int] = set()
         self._reclaims = _ReclaimTotals()
+        self.reclaim_seconds: deque[float] = deque(maxlen=KEPT_DURATIONS)
+        """Of the reclaims that finished since a reader last emptied it."""
         self._closed = False
 
     def start(self) -> None:
@@ -98,7 +107,8 @@ class DonorTier:
             self._control.start()
             self._control.join(self._specs)
             self.poll()
-            if self.total_blocks == 0:
+            elastic = any(donation.joined.elastic for donation in self._donations.values())
+            if self.total_blocks == 0 and not elastic:
                 granted = sum(
                     len(d.mapped) * d.joined.extent_bytes for d in self._donations.values()
                 )
@@ -125,6 +135,16 @@ class DonorTier:
     def alloc(self, blocks: int) -> np.ndarray | None:
         """Ids of `blocks` free blocks, shape (blocks,); None if there are fewer."""
         return self._pool.alloc(blocks)
+
+    def alloc_apart(self, placed: np.ndarray) -> np.ndarray:
+        """A free block for each row of ids, on a donor that holds none of the row; -1 where no
+        other donor has room. `placed`: int64 (n, k), -1 for none; returns int64 (n,)."""
+        return self._pool.alloc_apart(placed)
+
+    def has_room(self, blocks: int, copies: int) -> bool:
+        """Whether `blocks` more would fit, `copies` times each on different donors; with fewer
+        donors than that, once on each."""
+        return self._pool.has_room(blocks, copies)
 
     def free(self, ids: np.ndarray) -> None:
         """Give blocks back. Nothing may read or write them any more.
@@ -168,6 +188,18 @@ class DonorTier:
     def donor_names(self) -> dict[int, str]:
         """Names of donors by key. A donor that comes back has a new key and the same name."""
         return {key: donation.joined.name for key, donation in self._donations.items()}
+
+    def link_kinds(self) -> dict[int, str]:
+        """How each donor is reached, by key: "nvlink", "host" and so on (`topology.LinkKind`)."""
+        return {key: donation.joined.link.kind for key, donation in self._donations.items()}
+
+    def lost_donors(self) -> set[int]:
+        """Keys of donors that are lost and whose memory is not vacated yet."""
+        return {key for key, donation in self._donations.items() if donation.lost}
+
+    def extents_to_return(self) -> int:
+        """Extents that are asked back, or whose donor is lost, and still mapped."""
+        return sum(len(self._donations[key].retiring) for key in self._to_finish)
 
     @property
     def free_blocks(self) -> int:
@@ -255,6 +287,13 @@ class DonorTier:
             event.link,
             event.extents,
             format_size(event.extent_bytes),
+            extra={
+                "event": "donor_joined",
+                "donor": event.name,
+                "donor_pid": event.pid,
+                "extents": event.extents,
+                "link": event.link.kind,
+            },
         )
 
     def _lose(self, event: DonorLost) -> None:
@@ -273,6 +312,13 @@ class DonorTier:
             event.reason,
             len(donation.mapped),
             counts.retiring,
+            extra={
+                "event": "donor_lost",
+                "donor": donation.joined.name,
+                "donor_pid": donation.joined.pid,
+                "extents": len(donation.mapped),
+                "reason": event.reason,
+            },
         )
 
     def _retire(self, key: int, slots: list[int], deadline_s: float) -> None:
@@ -302,6 +348,7 @@ class DonorTier:
             return
         spent_s = time.monotonic() - donation.asked_s
         self._reclaims.seconds += spent_s
+        self.reclaim_seconds.append(spent_s)
         if spent_s <= donation.deadline_s:
             self._reclaims.in_time += 1
         else:
@@ -327,6 +374,7 @@ class DonorTier:
             "pid": joined.pid,
             "device": joined.device,
             "device_uuid": joined.device_uuid,
+            "elastic": joined.elastic,
             "link": joined.link.kind,
             "link_details": {
                 **joined.link.as_status(),
@@ -336,6 +384,7 @@ class DonorTier:
             "state": "lost" if donation.lost else "draining" if donation.retiring else "joined",
             "extent_bytes": joined.extent_bytes,
             "extents": {str(state): lease_counts.get(state, 0) for state in LeaseState},
+            "extents_total": joined.extents,
             "bytes": len(donation.mapped) * joined.extent_bytes,
             "blocks": self._pool.donor_counts(key)._asdict(),
         }

@@ -12,6 +12,7 @@ R and W count tokens. All functions are pure.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -20,6 +21,9 @@ from swiftcache_tier.sizes import format_size
 
 WINDOW_SETS = 2
 """One for the layer that is computed, one for the layer that arrives."""
+
+SLOT_OVERHEAD_BYTES = 64
+"""SGLang's eager input buffers have a place for every slot: ids, positions, locations, masks."""
 
 AUTO_WINDOW_SHARE_OF_LOCAL = 0.5
 """Of the local bytes, what `auto` gives the window at most."""
@@ -115,6 +119,15 @@ class StreamPlan:
             f"K_i {list(self.blocks)} blocks of {format_size(self.shape.block_bytes)}, "
             f"N_LSC {self.streamed_blocks}"
         )
+
+
+def unit_tokens_of(granularity_bytes: int, page_tokens: int, row_bytes: tuple[int, int]) -> int:
+    """The least number of tokens, whole pages of them, that fills pages of memory in both sides.
+
+    row_bytes: of one token in one layer, K's and V's. Memory is mapped in `granularity_bytes`.
+    """
+    sides = (granularity_bytes // math.gcd(granularity_bytes, row) for row in row_bytes)
+    return math.lcm(page_tokens, *sides)
 
 
 def donor_blocks(donated_bytes: Sequence[int], shape: StreamShape) -> tuple[int, ...]:

@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,9 @@ import pytest
 
 from support.processes import wait_until
 from swiftcache_bench.errors import BenchmarkError
-from swiftcache_bench.server.processes import port_is_free
+from swiftcache_bench.server.api import is_healthy
+from swiftcache_bench.server.attached import AttachedServer
+from swiftcache_bench.server.processes import free_port, port_is_free
 
 FAKE = Path(__file__).with_name("fake_server.py")
 BENCHMARK = Path(compare.__file__).parent
@@ -106,6 +109,61 @@ def test_a_contender_that_fails_does_not_stop_the_others(setting: Setting) -> No
     assert "exit code 3" in (setting.folder / "report.md").read_text()
 
 
+@pytest.fixture
+def running(tmp_path: Path) -> Iterator[Callable[..., str]]:
+    """Starts fake servers that are nobody's contender; gives their URLs."""
+    started: list[subprocess.Popen[bytes]] = []
+
+    def start(port: int, *flags: str) -> str:
+        command = [sys.executable, str(FAKE), "--host", "127.0.0.1", "--port", str(port), *flags]
+        started.append(subprocess.Popen(command))
+        url = f"http://127.0.0.1:{port}"
+        wait_until(lambda: is_healthy(url, 1.0), 30, f"the fake server at {url} answers")
+        return url
+
+    yield start
+    for process in started:
+        process.kill()
+        process.wait()
+
+
+def test_a_server_that_runs_already_is_measured_and_left_running(
+    setting: Setting, running: Callable[..., str]
+) -> None:
+    url = running(free_port(), "--weight-version", "mine")
+    code, result = setting.run(
+        *("--attach", f"mine={url}", "--request-rate", "500"),
+        *("--contender", "other=", "--only", "other"),
+    )
+    assert code == 0
+    mine, other = result["contenders"]
+    assert [mine["name"], other["name"]] == ["mine", "other"]
+    assert mine["command"] == []
+    assert mine["runs"][0]["summary"]["failed_requests"] == 0
+    assert is_healthy(url, 5.0)
+
+
+def test_nothing_is_started_beside_attached_servers(
+    setting: Setting, running: Callable[..., str]
+) -> None:
+    attached = ("--attach", f"mine={running(free_port())}")
+    assert setting.prepare(*attached).contenders == []
+
+
+def test_a_server_that_took_the_attached_ones_place_is_not_measured(
+    running: Callable[..., str],
+) -> None:
+    port = free_port()
+    server = AttachedServer("mine", running(port, "--weight-version", "a"))
+    assert server.check() == server.check()
+    (process,) = (p for p in psutil.Process().children() if str(port) in p.cmdline())
+    process.kill()
+    process.wait()
+    running(port, "--weight-version", "b")
+    with pytest.raises(BenchmarkError, match="another server answers"):
+        server.check()
+
+
 def test_requests_that_fail_are_the_exit_code(setting: Setting) -> None:
     code, result = setting.run(
         *two("one=--fake-fault cut"), "--request-rate", "inf", "--warmup-conversations", "0"
@@ -157,6 +215,7 @@ def test_the_result_says_how_it_was_measured(setting: Setting) -> None:
 
 DRIVER = """
 import sys
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 import compare
 
@@ -221,6 +280,8 @@ def test_a_trace_is_one_run_whatever_the_rates(setting: Setting, tmp_path: Path)
         ["--server-args", "--flag 'open"],
         ["--request-rate", "0"],
         ["--config", "nowhere.yaml"],
+        ["--attach", "mine=localhost:30000"],
+        ["--attach", "one=http://localhost:1", "--contender", "one=", "--only", "one"],
         ["--dataset-path", "nowhere.jsonl"],
     ],
 )

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 import requests
 
+from sglang.srt.swiftcache.tier_metrics import SLOT_STATES
 from support.donors import Donor
 from support.long_prompts import Answer, assert_same, hold
 from support.processes import wait_until
@@ -73,6 +74,7 @@ def streaming(
     with Server(
         tiny_model,
         *window_flags(runtime_dir, 16),
+        "--enable-metrics",
         tmp_path=tmp_path_factory.mktemp("streaming"),
         env=POISON,
     ) as server:
@@ -106,8 +108,22 @@ def check_answers(server: Server, expected: list[Answer]) -> None:
     idle(server)
 
 
+def check_metrics(server: Server) -> None:
+    state = layer_stream(server)
+    moved = 'swiftcache_donor_bytes_transferred_total{direction="load",donor="first"}'
+    wait_until(
+        lambda: server.metrics()[moved] >= state["bytes"]["gathered"],
+        SETTLE_DEADLINE_S,
+        "/metrics has what was streamed",
+    )
+    slots = [server.metrics()[f'swiftcache_window_slots{{state="{s}"}}'] for s in SLOT_STATES]
+    assert sum(slots) == state["window_slots"]["total"]
+    assert server.swiftcache()["stalls"] == 0
+
+
 def test_long_contexts_give_the_same_tokens(streaming: Server, expected: list[Answer]) -> None:
     check_answers(streaming, expected)
+    check_metrics(streaming)
 
 
 def test_pages_of_64_and_a_donor_of_its_own(

@@ -35,9 +35,16 @@ def benchmark() -> Modules:
     return Modules(donor_region, layer_copy_figures, layer_copy_report)
 
 
-def test_without_a_gpu_it_says_so_in_one_line() -> None:
+@pytest.mark.parametrize(
+    ("script", "said"),
+    [
+        ("bench_layer_copy.py", "no CUDA GPU is seen here, so there is nothing to measure\n"),
+        ("bench_many_donors.py", "0 CUDA GPUs are seen here: this needs two or more\n"),
+    ],
+)
+def test_without_a_gpu_it_says_so_in_one_line(script: str, said: str) -> None:
     run = subprocess.run(
-        [sys.executable, str(FOLDER / "bench_layer_copy.py")],
+        [sys.executable, str(FOLDER / script)],
         env={**os.environ, "CUDA_VISIBLE_DEVICES": ""},
         capture_output=True,
         text=True,
@@ -45,7 +52,7 @@ def test_without_a_gpu_it_says_so_in_one_line() -> None:
     )
     assert run.returncode == 2
     assert run.stdout == ""
-    assert run.stderr == "no CUDA GPU is seen here, so there is nothing to measure\n"
+    assert run.stderr == said
 
 
 @pytest.mark.parametrize("scattered", [False, True])

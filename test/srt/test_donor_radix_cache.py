@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from sglang.srt.mem_cache.base_prefix_cache import EvictParams
 
+from sglang.srt.swiftcache.expiry import Expiry
 from support.kv_tree import Running, Tree
 
 POLICIES = ("write_through", "write_through_selective", "write_back")
@@ -126,7 +127,7 @@ def test_memory_of_a_load_in_flight_is_not_given_back() -> None:
     assert tree.tier.waiting, "memory went back while a load was reading it"
     busy = {node for node in tree.nodes() if node.host_value is not None}
     assert busy
-    assert busy <= tree.cache._vacater._in_flight()
+    assert busy <= tree.cache._vacater.in_flight()
     controller.ack_load_queue.extend(pending)
     for _ in range(3):
         tree.cache.check_hicache_events()
@@ -145,6 +146,23 @@ def test_flush_frees_every_block_and_the_memory_stays(page_size: int) -> None:
     tree.allocator.clear()
     assert tree.tier.free_blocks == tree.tier.total_blocks == total
     filled(tree, kinds=4)
+    tree.check()
+
+
+def test_a_flush_forgets_the_transfers_in_flight() -> None:
+    tree = Tree(4, pages=16, policy="write_through")
+    tree.tier.join(1, extents=8)
+    filled(tree, kinds=4)
+    request = tree.start(prompt(0, 8, 4))
+    assert request is not None
+    assert tree.cache.ongoing_load_back, "no load is in flight"
+    tree.cache.reset()
+    tree.allocator.clear()
+    filled(tree, kinds=4)
+    tree.tier.ask_back(1, range(8))
+    for _ in range(3):
+        tree.cache.check_hicache_events()
+    assert not tree.tier.waiting
     tree.check()
 
 
@@ -184,6 +202,7 @@ class TreeMachine(RuleBasedStateMachine):
     """Requests, aborts, evictions, flushes; donors that join, ask back and lend again."""
 
     verify = False
+    replicas = 1
 
     @initialize(
         policy=st.sampled_from(POLICIES),
@@ -192,7 +211,12 @@ class TreeMachine(RuleBasedStateMachine):
     )
     def begin(self, policy: str, page_size: int, extent_bytes: int) -> None:
         self.tree = Tree(
-            page_size, pages=20, policy=policy, extent_bytes=extent_bytes, verify=self.verify
+            page_size,
+            pages=20,
+            policy=policy,
+            extent_bytes=extent_bytes,
+            verify=self.verify,
+            replicas=self.replicas,
         )
         self.running: list[Running] = []
         self.lent: dict[int, set[int]] = {}
@@ -251,6 +275,14 @@ class TreeMachine(RuleBasedStateMachine):
     @rule()
     def step(self) -> None:
         self.tree.cache.check_hicache_events()
+
+    @rule(share=st.floats(0, 1))
+    def expire(self, share: float) -> None:
+        """The older part of all nodes has not been used for the TTL."""
+        used_s = sorted(node.last_access_time for node in self.tree.nodes())
+        if used_s:
+            oldest_left_s = used_s[int(share * (len(used_s) - 1))]
+            Expiry(self.tree.cache, self.tree.cache._vacater, 1.0).forget_older_than(oldest_left_s)
 
     @rule(tokens=st.integers(1, 80))
     def evict_device(self, tokens: int) -> None:

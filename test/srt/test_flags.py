@@ -238,6 +238,34 @@ def test_verify_is_off_unless_asked_for(tiny_model: Path, runtime_dir: Path) -> 
     assert prepare_server_args([*argv, "--swiftcache-verify"]).swiftcache_verify is True
 
 
+def test_copies_are_off_unless_asked_for(tiny_model: Path, runtime_dir: Path) -> None:
+    argv = command_line(tiny_model, runtime_dir, "--swiftcache-donors")
+    assert prepare_server_args(argv).swiftcache_replicas == 1
+    assert prepare_server_args([*argv, "--swiftcache-replicas", "3"]).swiftcache_replicas == 3
+
+
+@pytest.mark.parametrize(
+    ("flags", "expected"),
+    [
+        (["--swiftcache-donors", "--swiftcache-replicas", "0"], "expected 1"),
+        (["--swiftcache-donors", "--swiftcache-replicas", "9"], "to 8"),
+        (
+            ["--swiftcache-donors", "host=64MiB", "--swiftcache-replicas", "2"],
+            "name at least 2 donors",
+        ),
+        (["--swiftcache-replicas", "2"], "no effect without --swiftcache-donors"),
+    ],
+)
+def test_copies_that_cannot_be(
+    tiny_model: Path,
+    runtime_dir: Path,
+    capsys: pytest.CaptureFixture[str],
+    flags: list[str],
+    expected: str,
+) -> None:
+    assert expected in refusal(capsys, command_line(tiny_model, runtime_dir, *flags))
+
+
 def test_verify_without_donors_has_no_effect_and_says_so(
     tiny_model: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

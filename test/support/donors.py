@@ -17,19 +17,28 @@ STOP_DEADLINE_S = 30.0
 
 
 class Donor:
-    """``swiftcache donor --device host`` in a runtime directory, as a context manager."""
+    """``swiftcache donor`` in a runtime directory, as a context manager."""
 
     def __init__(
-        self, runtime_dir: Path, name: str, *, size: str = "8MiB", extent_size: str = "256KiB"
+        self,
+        runtime_dir: Path,
+        name: str,
+        *,
+        size: str = "8MiB",
+        extent_size: str = "256KiB",
+        device: str = "host",
+        **env: str,
     ) -> None:
+        """``env``: variables that are added to this process's environment."""
         self.runtime_dir = runtime_dir
         self.name = name
         self._log = runtime_dir.parent / f"donor-{name}.log"
-        command = [sys.executable, "-m", "swiftcache_tier", "donor", "--device", "host"]
+        command = [sys.executable, "-m", "swiftcache_tier", "donor", "--device", device]
         command += ["--size", size, "--extent-size", extent_size, "--name", name]
         with self._log.open("wb") as log:
             self.process = subprocess.Popen(
                 [*command, "--runtime-dir", str(runtime_dir)],
+                env={**os.environ, **env},
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
@@ -81,6 +90,16 @@ class Donor:
                     extent.write(bytes([byte]) * os.fstat(extent.fileno()).st_size)
                 written += 1
         return written
+
+    def memory_is_zero(self) -> bool:
+        """Whether every byte of the donor's extents is zero, read from outside."""
+        folder = Path(f"/proc/{self.process.pid}/fd")
+        for link in folder.iterdir():
+            if os.readlink(link).startswith("/memfd:"):
+                with link.open("rb") as extent:
+                    if any(extent.read()):
+                        return False
+        return True
 
     def _ended(self) -> bool:
         return self.process.poll() is not None

@@ -269,10 +269,14 @@ class FakeDriver:
         return (_OK,)
 
     def cuMemUnmap(self, address: int, size_bytes: int) -> tuple[Any, ...]:
-        mapping = self.mappings.get(address)
-        if mapping is None or mapping.size_bytes != size_bytes:
+        pieces, end = [], address
+        while end < address + size_bytes and end in self.mappings:
+            pieces.append(end)
+            end += self.mappings[end].size_bytes
+        if end != address + size_bytes:
             return (cu.CUresult.CUDA_ERROR_INVALID_VALUE,)
-        del self.mappings[address]
+        for piece in pieces:
+            del self.mappings[piece]
         return (_OK,)
 
     def cuStreamCreate(self, flags: Any) -> tuple[Any, ...]:

@@ -28,6 +28,7 @@ from sglang.srt.mem_cache.memory_pool import MHATokenToKVPool
 from sglang.srt.mem_cache.radix_cache import RadixKey, TreeNode
 
 from support.local_tier import LocalTier
+from swiftcache_tier.blocks import NONE
 
 LAYERS, HEADS, HEAD_DIM = 2, 1, 8
 NO_BLOCKS = np.empty(0, dtype=np.int64)
@@ -54,6 +55,7 @@ class Tree:
         *,
         extent_bytes: int = 8192,
         verify: bool = False,
+        replicas: int = 1,
     ) -> None:
         self.page_size = page_size
         pool = MHATokenToKVPool(
@@ -76,6 +78,9 @@ class Tree:
             swiftcache_runtime_dir="/nowhere",
             swiftcache_io_backend="auto",
             swiftcache_verify=verify,
+            swiftcache_replicas=replicas,
+            swiftcache_ttl=None,
+            swiftcache_donate="off",
             served_model_name="tiny",
             port=1,
             hicache_ratio=2.0,
@@ -219,7 +224,8 @@ class Tree:
         blocks = np.concatenate([self.cache.tier_pool.blocks_of(c) for c in copies] or [NO_BLOCKS])
         assert len(set(blocks.tolist())) == len(blocks), "a donor block has two owners"
         counts = self.tier.pool.counts()
-        assert counts.used + counts.retiring == len(blocks), "donor blocks are lost"
+        copies_of = self._check_copies(blocks)
+        assert counts.used + counts.retiring == len(blocks) + copies_of, "donor blocks are lost"
         for node in nodes:
             assert node.value is not None or node.host_value is not None, "a node with nothing"
             if node.value is None:
@@ -229,6 +235,21 @@ class Tree:
         assert self.allocator.available_size() + cached + own == self.tokens_total
         on_device = sum(len(n.value) for n in nodes if n.value is not None)
         assert on_device == cached
+
+    def _check_copies(self, blocks: np.ndarray) -> int:
+        """No two copies of a block lie on one donor. Returns how many copies there are."""
+        replicas = self.cache.tier_pool.replicas
+        if replicas is None:
+            return 0
+        all_copies: list[int] = []
+        for block, copies in zip(blocks.tolist(), replicas.of(blocks).tolist(), strict=True):
+            placed = [block, *(copy for copy in copies if copy != NONE)]
+            donors = self.tier.donor_of(np.array(placed)).tolist()
+            assert len(set(donors)) == len(donors), "two copies of a block on one donor"
+            all_copies += placed[1:]
+        assert len(set(all_copies)) == len(all_copies) == replicas.copies
+        assert not set(all_copies) & set(blocks.tolist()), "a block is its own copy"
+        return len(all_copies)
 
     def _key(self, tokens: Sequence[int]) -> RadixKey:
         return RadixKey(token_ids=array("q", tokens), extra_key=None)

@@ -83,6 +83,12 @@ class LocalTier:
     def alloc(self, n: int) -> np.ndarray | None:
         return self.pool.alloc(n)
 
+    def alloc_apart(self, placed: np.ndarray) -> np.ndarray:
+        return self.pool.alloc_apart(placed)
+
+    def has_room(self, blocks: int, copies: int) -> bool:
+        return self.pool.has_room(blocks, copies)
+
     def free(self, ids: np.ndarray) -> None:
         self.pool.free(ids)
 
@@ -104,6 +110,12 @@ class LocalTier:
     def donor_names(self) -> dict[int, str]:
         return {key: f"donor-{key}" for key in self._offsets}
 
+    def link_kinds(self) -> dict[int, str]:
+        return dict.fromkeys(self._offsets, "host")
+
+    def lost_donors(self) -> set[int]:
+        return set()
+
     @property
     def free_blocks(self) -> int:
         return self.pool.counts().free
@@ -118,7 +130,15 @@ class LocalTier:
         return self.pool.counts().total
 
     def status(self) -> dict[str, Any]:
-        return {"donors": []}
+        return {
+            "donors": [],
+            "blocks": self.pool.counts()._asdict(),
+            "orphaned_extents": 0,
+            "reclaims": {},
+        }
+
+    def check(self) -> None:
+        self.pool.check()
 
     def close(self) -> None:
         self._range.close()

@@ -24,8 +24,22 @@ CPU_FLAGS = (
     # An idle scheduler spins otherwise, at the cost of the servers of other tests.
     "--sleep-on-idle",
 )
+# What starts without a tokenizer and without compiling for minutes; the same prompt has the same
+# log-probabilities however its prefix was cut and whoever is in the batch.
+GPU_FLAGS = (
+    *("--skip-tokenizer-init", "--attention-backend", "triton", "--grammar-backend", "none"),
+    *("--cuda-graph-max-bs-decode", "8", "--cuda-graph-backend-prefill=disabled"),
+    "--enable-deterministic-inference",
+)
 LOG_TAIL_LINES = 60
 REQUEST_TIMEOUT_S = 120.0
+
+
+def samples(metrics_text: str) -> dict[str, float]:
+    """A ``/metrics`` answer as {sample name with its labels: value}."""
+    lines = (line for line in metrics_text.splitlines() if line and not line.startswith("#"))
+    parts = (line.rpartition(" ") for line in lines)
+    return {name: float(value) for name, _, value in parts}
 
 
 class ServerFailed(AssertionError):
@@ -33,12 +47,11 @@ class ServerFailed(AssertionError):
 
 
 class Server:
-    """``python -m sglang.launch_server`` on the CPU engine, as a context manager.
+    """``python -m sglang.launch_server`` as a context manager, on the CPU unless told otherwise.
 
-    ``args`` are server flags after the model's path; they win over ``base_flags``, which are those
-    of the CPU engine unless others are given. ``env`` is added to this process's environment; a
-    value of None removes the variable.
-    The log and, unless a flag or ``env`` names another, the SwiftCache runtime directory lie in
+    ``args`` are server flags after the model's path; they win over ``base_flags``.
+    ``env`` is added to this process's environment; a value of None removes the variable. The log
+    and, unless a flag or ``env`` names another, the SwiftCache runtime directory lie in
     ``tmp_path``. ``start`` returns once ``/health`` answers 200 and raises `ServerFailed` when
     the process ends first or after ``deadline_s``.
     """
@@ -53,9 +66,8 @@ class Server:
         base_flags: Sequence[str] = CPU_FLAGS,
     ) -> None:
         self.model = Path(model)
-        self.args = args
+        self.args = (*base_flags, *args)
         self.deadline_s = deadline_s
-        self.base_flags = base_flags
         self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         self.runtime_dir = tmp_path / "swiftcache"
@@ -81,7 +93,7 @@ class Server:
     def start(self) -> None:
         """Start the process, wait until it serves, and check that it is this one that answers."""
         command = [sys.executable, "-m", "sglang.launch_server", "--model-path", str(self.model)]
-        command += ["--host", "127.0.0.1", "--port", str(self.port), *self.base_flags]
+        command += ["--host", "127.0.0.1", "--port", str(self.port)]
         # Shown in /server_info: how a server that is not ours but has our port is told apart.
         command += ["--weight-version", self._mark, *self.args]
         with self.log_path.open("wb") as log:
@@ -135,7 +147,8 @@ class Server:
         """Greedy output for one prompt or a batch of them, as a list of response dicts.
 
         Each has ``output_ids``, ``text`` and ``meta_info`` (with ``cached_tokens`` and, after a
-        hit, ``cached_tokens_details``). ``sampling`` overrides temperature 0 and ignore_eos.
+        hit, ``cached_tokens_details``; with ``return_logprob``, ``output_token_logprobs``).
+        ``sampling`` overrides temperature 0 and ignore_eos.
         """
         settings = {"temperature": 0.0, "ignore_eos": True, "max_new_tokens": max_new_tokens}
         one = isinstance(ids[0], int)
@@ -172,9 +185,14 @@ class Server:
 
     def metrics(self) -> dict[str, float]:
         """``/metrics`` as {sample name with its labels: value}; needs ``--enable-metrics``."""
-        lines = self._get("/metrics").text.splitlines()
-        samples = (line.rpartition(" ") for line in lines if line and not line.startswith("#"))
-        return {name: float(value) for name, _, value in samples}
+        return samples(self.metrics_text())
+
+    def metrics_text(self) -> str:
+        return self._get("/metrics").text
+
+    def health_generate(self) -> int:
+        """Ask ``/health_generate``, which runs a request of SGLang's own; the status code."""
+        return requests.get(self.url + "/health_generate", timeout=REQUEST_TIMEOUT_S).status_code
 
     # -- inside -------------------------------------------------------------------------------
 

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
+from swiftcache_bench.report.cells import (
+    NONE,
+    in_digits,
+    in_ms,
+    in_percent,
+    markdown_table,
+)
 from swiftcache_bench.report.document import PHASES, Document
 from swiftcache_bench.statistics import lost_text
-
-NONE = "-"
 
 
 def comparison_page(document: Document, plots: Sequence[str]) -> str:
@@ -76,7 +81,7 @@ def _circumstances(document: Document) -> str:
         ("workload", f"{sent}, digest {workload['digest']}{', ' if notes else ''}{notes}"),
         ("baseline", document["baseline"]),
     ]
-    return _table(("", ""), rows)
+    return markdown_table(("", ""), rows)
 
 
 def _contender_table(document: Document) -> str:
@@ -85,7 +90,7 @@ def _contender_table(document: Document) -> str:
             contender["name"],
             f"`{' '.join(contender['command'])}`" if contender["command"] else NONE,
             ", ".join(contender["donors"]) or NONE,
-            _number(contender["pool_tokens"], 0),
+            in_digits(contender["pool_tokens"], 0),
         )
         for contender in document["contenders"]
     ]
@@ -94,13 +99,13 @@ def _contender_table(document: Document) -> str:
         for contender in document["contenders"]
         for flag, asked, runs in (contender["flags"] or {"differing": []})["differing"]
     ]
-    table = _table(("", "command", "donors", "KV pool, tokens"), rows)
+    table = markdown_table(("", "command", "donors", "KV pool, tokens"), rows)
     return "\n\n".join(["## Contenders", table, *(["\n".join(changed)] if changed else [])])
 
 
 def _run_section(document: Document, label: str) -> str:
     runs = runs_of(document, label)
-    times = _table(
+    times = markdown_table(
         (
             "",
             "TTFT avg, ms",
@@ -114,7 +119,7 @@ def _run_section(document: Document, label: str) -> str:
         ),
         (_time_row(name, run) for name, run in runs),
     )
-    rates = _table(
+    rates = markdown_table(
         (
             "",
             "answered",
@@ -137,10 +142,10 @@ def _time_row(name: str, run: Document) -> list[str]:
     summary = run["summary"]
     return [
         name,
-        *(_ms(summary[f"{kind}_ttft"]) for kind in ("average", "p90", "p99")),
+        *(in_ms(summary[f"{kind}_ttft"]) for kind in ("average", "p90", "p99")),
         _ratio(run, "p99_ttft"),
-        *(_ms(summary[f"{kind}_itl"], 2) for kind in ("average", "p99")),
-        *(_number(summary[f"{kind}_latency"], 2) for kind in ("average", "p99")),
+        *(in_ms(summary[f"{kind}_itl"], 2) for kind in ("average", "p99")),
+        *(in_digits(summary[f"{kind}_latency"], 2) for kind in ("average", "p99")),
     ]
 
 
@@ -154,11 +159,11 @@ def _rate_row(name: str, run: Document) -> list[str]:
         name,
         str(summary["total_requests"]),
         lost_text(summary) or "0",
-        _number(summary["throughput"], 3),
+        in_digits(summary["throughput"], 3),
         _ratio(run, "throughput"),
-        _number(summary["input_token_throughput"], 0),
-        _number(summary["output_token_throughput"], 1),
-        *(_percent(summary[f"{place}_hit_rate"]) for place in ("cache", "device", "host")),
+        in_digits(summary["input_token_throughput"], 0),
+        in_digits(summary["output_token_throughput"], 1),
+        *(in_percent(summary[f"{place}_hit_rate"]) for place in ("cache", "device", "host")),
         outputs,
     ]
 
@@ -167,14 +172,14 @@ def _round_table(runs: Sequence[tuple[str, Document]]) -> str:
     rounds = list(dict.fromkeys(name for _, run in runs for name in run["round"]))
     heads = [f"{name.replace('_', ' ')}: TTFT avg / P99, ms; hit rate" for name in rounds]
     rows = [[name, *(_round_cell(run["round"].get(r)) for r in rounds)] for name, run in runs]
-    return _table(["", *heads], rows)
+    return markdown_table(["", *heads], rows)
 
 
 def _round_cell(figures: dict[str, Any] | None) -> str:
     if figures is None:
         return NONE
-    times = f"{_ms(figures['average_ttft'])} / {_ms(figures['p99_ttft'])}"
-    return f"{times}; {_percent(figures['cache_hit_rate'])}"
+    times = f"{in_ms(figures['average_ttft'])} / {in_ms(figures['p99_ttft'])}"
+    return f"{times}; {in_percent(figures['cache_hit_rate'])}"
 
 
 def _probe_section(document: Document) -> str:
@@ -185,12 +190,12 @@ def _probe_section(document: Document) -> str:
                 [
                     contender["name"],
                     str(row["length"]),
-                    *(_ms(row[f"{phase}_ttft"]) for phase in PHASES),
-                    _number(row["evicted_device_tokens"], 0),
-                    _number(row["evicted_host_tokens"], 0),
-                    _number(row["evicted_to_device"], 3),
-                    _number(row["evicted_to_baseline"], 3),
-                    _number(row["cold_to_baseline"], 3),
+                    *(in_ms(row[f"{phase}_ttft"]) for phase in PHASES),
+                    in_digits(row["evicted_device_tokens"], 0),
+                    in_digits(row["evicted_host_tokens"], 0),
+                    in_digits(row["evicted_to_device"], 3),
+                    in_digits(row["evicted_to_baseline"], 3),
+                    in_digits(row["cold_to_baseline"], 3),
                 ]
             )
     if not rows:
@@ -207,30 +212,9 @@ def _probe_section(document: Document) -> str:
         "pushed out / baseline",
         "cold / baseline",
     )
-    return "## One prefix at a time (medians)\n\n" + _table(heads, rows)
-
-
-def _table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    lines = [heads, ["---"] * len(heads), *rows]
-    return "\n".join("| " + " | ".join(_cell(cell) for cell in line) + " |" for line in lines)
-
-
-def _cell(text: str) -> str:
-    return str(text).replace("|", "\\|").replace("\n", " ")
+    return "## One prefix at a time (medians)\n\n" + markdown_table(heads, rows)
 
 
 def _ratio(run: Document, name: str) -> str:
     against = run["against_baseline"]
-    return NONE if against is None else _number(against["ratios"][name], 3)
-
-
-def _ms(seconds: float | None, digits: int = 1) -> str:
-    return NONE if seconds is None else _number(seconds * 1000, digits)
-
-
-def _percent(part: float | None) -> str:
-    return NONE if part is None else f"{part:.1%}"
-
-
-def _number(value: float | None, digits: int) -> str:
-    return NONE if value is None else f"{value:.{digits}f}"
+    return NONE if against is None else in_digits(against["ratios"][name], 3)

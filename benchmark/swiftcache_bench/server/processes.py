@@ -15,6 +15,7 @@ from pathlib import Path
 import psutil
 
 from swiftcache_bench.errors import BenchmarkError
+from swiftcache_tier.process_tree import kill, members
 
 POLL_INTERVAL_S = 0.1
 KILL_WAIT_S = 10.0
@@ -83,20 +84,8 @@ class ProcessTree:
         return self._leader.poll()
 
     def members(self) -> list[psutil.Process]:
-        """The live processes of the tree, the command's own among them.
-
-        A process whose parent has died still belongs, by its Unix session; one that left the
-        session belongs as long as its parents live.
-        """
-        found: dict[int, psutil.Process] = {}
-        with contextlib.suppress(psutil.NoSuchProcess):
-            leader = psutil.Process(self.pid)
-            found = {process.pid: process for process in [leader, *leader.children(True)]}
-        for pid in psutil.pids():
-            with contextlib.suppress(OSError, psutil.NoSuchProcess):
-                if os.getsid(pid) == self.pid:
-                    found[pid] = psutil.Process(pid)
-        return [process for process in found.values() if _is_alive(process)]
+        """The live processes of the tree, the command's own among them."""
+        return members(self.pid)
 
     def end(self, grace_s: float) -> None:
         """SIGTERM to the command; after ``grace_s`` SIGKILL to all that is left. Idempotent.
@@ -109,9 +98,7 @@ class ProcessTree:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self._leader.wait(grace_s)
         left = {process.pid: process for process in [*tree, *self.members()]}
-        for process in left.values():
-            with contextlib.suppress(psutil.NoSuchProcess):
-                process.kill()
+        kill(list(left.values()))
         if self._leader.poll() is None:
             self._leader.kill()
             with contextlib.suppress(subprocess.TimeoutExpired):
@@ -133,10 +120,3 @@ class ProcessTree:
         raised = [line for line in lines if _EXCEPTION.match(line)]
         said = (raised or lines or ["nothing"])[-1][:SAID_CHARS_MAX]
         return BenchmarkError(f"{what}; its log says: {said} ({self.log_path})")
-
-
-def _is_alive(process: psutil.Process) -> bool:
-    try:
-        return bool(process.status() != psutil.STATUS_ZOMBIE)
-    except psutil.NoSuchProcess:
-        return False

@@ -130,7 +130,7 @@ class ReceiverProcess:
     ) -> None:
         self.process = subprocess.Popen(
             [
-                *(sys.executable, str(Path(__file__).with_name("receiver_process.py"))),
+                *(sys.executable, str(REPOSITORY / "test/support/receiver_process.py")),
                 *(str(runtime_dir), str(block_bytes), name, *specs),
             ],
             env=environment(settings),

@@ -28,6 +28,7 @@ from swiftcache_tier.control.messages import (
     ErrorCode,
     Farewell,
     Hello,
+    LimitRequest,
     Ping,
     Pong,
     Released,
@@ -295,6 +296,31 @@ def test_there_is_room_for_so_many_only(start_donor: Any, settings: Any) -> None
         assert answer.code == ErrorCode.FULL
 
 
+def test_there_is_room_for_so_many_of_one_process(start_donor: Any, settings: Any) -> None:
+    donor = start_donor("a", settings=replace(settings, sessions_per_process_max=1))
+    with at_door(donor) as one:
+        assert isinstance(say(one, encode(Hello(PROTOCOL, "one"))), Welcome)
+        with at_door(donor) as two:
+            answer = say(two, encode(Hello(PROTOCOL, "two")))
+        assert isinstance(answer, Error)
+        assert answer.code == ErrorCode.FULL
+        assert f"process {os.getpid()} has 1 sessions" in answer.message
+    with at_door(donor), at_door(donor) as second:
+        assert is_closed(second), "one of each process is heard out at a time"
+
+
+def test_so_many_receivers_may_have_limits_of_their_own(start_donor: Any) -> None:
+    """All of them must fit into an answer."""
+    donor = start_donor("a", "1MiB")
+    for number in range(65):
+        with at_door(donor) as connection:
+            request = LimitRequest(PROTOCOL, bytes=0, receiver=f"{number:0200}")
+            answer = say(connection, encode(request))
+    assert isinstance(answer, Error)
+    assert answer.code == ErrorCode.FULL
+    assert len(donor.status().receiver_limit_bytes) == 64
+
+
 def test_connections_that_wait_are_limited(start_donor: Any, settings: Any, wait_for: Any) -> None:
     donor = start_donor("a", settings=replace(settings, sessions_max=2))
     with at_door(donor), at_door(donor), at_door(donor) as third:
@@ -365,6 +391,47 @@ def test_another_user_that_is_allowed_is_let_in(
     assert "chmod 711" in donor.log()
     assert all(path.stat().st_mode & 0o777 == 0o666 for path in donor.paths)
     assert ask_as_nobody(donor, child_env, settings) == "let in: a\n"
+
+
+SAY_AS_NOBODY = """
+import os, pwd, sys, zmq
+context = zmq.Context()
+nobody = pwd.getpwnam("nobody")
+os.setgroups([])
+os.setgid(nobody.pw_gid)
+os.setuid(nobody.pw_uid)
+socket = context.socket(zmq.DEALER)
+socket.linger = 0
+socket.connect(f"ipc://{sys.argv[1]}")
+socket.send(b"x")
+print("answered" if socket.poll(int(sys.argv[2])) else "nothing")
+context.destroy(linger=0)
+"""
+
+
+@as_root
+def test_another_user_is_not_heard_on_the_control_socket(
+    start_donor: Any, child_env: Any, settings: Any
+) -> None:
+    """Also where its mode lets everybody connect, because one more user is allowed."""
+    for flags, patience_ms, expected in (
+        ((), 1000, "nothing"),
+        (("--allow-user", "nobody"), 60_000, "answered"),
+    ):
+        donor = start_donor(f"a{len(flags)}", "2MiB", *flags)
+        for folder in (donor.paths.control.parent, donor.paths.control.parent.parent):
+            folder.chmod(0o711)
+        donor.paths.control.chmod(0o666)
+        done = subprocess.run(
+            [sys.executable, "-c", SAY_AS_NOBODY, str(donor.paths.control), str(patience_ms)],
+            env=child_env(settings),
+            capture_output=True,
+            text=True,
+            timeout=DEADLINE_S,
+            check=True,
+        )
+        assert done.stdout.strip() == expected
+        assert ("malformed" in donor.log()) is (expected == "answered")
 
 
 def test_sockets_are_private(donor: Any) -> None:

@@ -171,7 +171,7 @@ def test_status_shows_who_holds_what(
         "name": "chat[1]",
         "pid": receiver.process.pid,
         "user": holder["user"],
-        "extents": {"offered": 0, "lent": 4, "reclaiming": 0, "orphaned": 0},
+        "extents": {"offered": 0, "lent": 4, "reclaiming": 0, "orphaned": 0, "degraded": 0},
         "bytes": 4 << 20,
         "link": "host",
         "gb_per_s": None,
@@ -187,9 +187,19 @@ def test_status_shows_who_holds_what(
         "pid": donor.process.pid,
         "owner_pid": None,
         "extent_bytes": 1 << 20,
-        "extents": {"free": 0, "offered": 0, "lent": 4, "reclaiming": 0, "orphaned": 0},
+        "extents": {
+            "free": 0,
+            "offered": 0,
+            "lent": 4,
+            "reclaiming": 0,
+            "orphaned": 0,
+            "degraded": 0,
+        },
         "bytes": 4 << 20,
         "bytes_lent": 4 << 20,
+        "elastic": False,
+        "bytes_kept": 0,
+        "limits": {"bytes": None, "each_bytes": None, "receiver_bytes": {}},
     }
     table = swiftcache("status").stdout
     for word in ("a", "serving", "LINK", "4 MiB", "4 lent", "chat[1]", str(receiver.process.pid)):

@@ -158,6 +158,42 @@ def test_a_receiver_that_is_late_with_a_reclaim_keeps_the_memory_until_it_is_don
     wait_for(lambda: receiver("status")["donors"] == [], "it is vacated and forgotten")
 
 
+def test_memory_that_is_not_given_back_in_time_is_degraded_until_it_is(
+    start_donor: Any, start_receiver: Any, swiftcache: Any, settings: Any, wait_for: Any
+) -> None:
+    donor = start_donor("a", "4MiB", settings=replace(settings, reclaim_deadline_s=0.3))
+    receiver = start_receiver("first", donor.spec)
+    receiver("fill", 0x77)
+    receiver("vacate", False)
+    assert swiftcache("limit", "a", "1MiB").returncode == 0
+    wait_for(lambda: donor.extents("degraded") == 3, "the deadline has passed")
+    assert "first (process" in donor.log()
+    assert "degraded" in donor.log()
+    # The donor goes on with what it has, and its receiver with all that it has not given back.
+    assert swiftcache("limit", "a", "none").returncode == 0
+    assert (donor.extents("lent"), donor.extents("free")) == (1, 0)
+    assert receiver("bytes_seen") == [0x77]
+    receiver("vacate", True)
+    wait_for(lambda: donor.extents("lent") == 4, "it is released, and lent again")
+    receiver("take")
+    assert receiver("bytes_seen") == [0x00, 0x77]
+
+
+def test_degraded_memory_is_free_when_its_holder_has_ended(
+    start_donor: Any, start_receiver: Any, swiftcache: Any, settings: Any, wait_for: Any
+) -> None:
+    """Also when it hung by then, and did not say that it is there."""
+    donor = start_donor("a", "4MiB", settings=replace(settings, reclaim_deadline_s=0.3))
+    receiver = start_receiver("first", donor.spec)
+    receiver("fill", 0x77)
+    receiver("vacate", False)
+    assert swiftcache("limit", "a", "1MiB").returncode == 0
+    wait_for(lambda: donor.extents("degraded") == 3, "the deadline has passed")
+    receiver.signal(signal.SIGSTOP)
+    receiver.signal(signal.SIGKILL)
+    wait_for(lambda: donor.extents("free") == 4, "its extents are free")
+
+
 def test_an_owned_donor_ends_with_its_owner(
     start_receiver: Any, runtime_dir: Any, wait_for: Any
 ) -> None:

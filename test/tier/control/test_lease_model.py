@@ -74,7 +74,8 @@ class SimulatedRange(AddressRange):
         self.mapped[offset] = self._everything[descriptor]
 
     def unmap(self, offset: int, size_bytes: int) -> None:
-        del self.mapped[offset]
+        for piece in range(offset, offset + size_bytes, EXTENT_BYTES):
+            del self.mapped[piece]
 
     def close(self) -> None:
         self.mapped.clear()

@@ -95,6 +95,19 @@ def test_places_that_are_none(
     assert not driver.mappings
 
 
+def test_neighbours_are_unmapped_in_one_call(
+    driver: FakeDriver, addresses: CudaAddressRange, descriptor: int
+) -> None:
+    for place in range(1, 4):
+        addresses.map(place * GRANULARITY, descriptor, GRANULARITY)
+    for offset, pieces in ((0, 3), (1, 4), (2, 3)):
+        with pytest.raises(ValueError, match="no extent"):
+            addresses.unmap(offset * GRANULARITY, pieces * GRANULARITY)
+    addresses.unmap(2 * GRANULARITY, 2 * GRANULARITY)
+    assert list(driver.mappings) == [addresses.base + GRANULARITY]
+    assert addresses.mapped_bytes == GRANULARITY
+
+
 def test_a_place_is_taken_once(
     driver: FakeDriver, addresses: CudaAddressRange, descriptor: int
 ) -> None:

@@ -14,6 +14,15 @@ GRANULE = 8
 place = st.tuples(st.integers(-1, UNITS + 1), st.integers(-1, UNITS))
 
 
+def _run(mapped: dict[int, int], unit: int, units: int) -> list[int]:
+    """The pieces that fill these units exactly; none if they do not."""
+    run, end = [], unit
+    while end in mapped and end < unit + units:
+        run.append(end)
+        end += mapped[end]
+    return run if end == unit + units else []
+
+
 @given(st.lists(st.tuples(st.booleans(), place), max_size=30))
 def test_pieces_never_overlap(steps: list[tuple[bool, tuple[int, int]]]) -> None:
     pieces = Pieces(UNITS * GRANULE, GRANULE)
@@ -31,10 +40,12 @@ def test_pieces_never_overlap(steps: list[tuple[bool, tuple[int, int]]]) -> None
             else:
                 with pytest.raises(ValueError, match="offset"):
                     pieces.require_free(offset, size_bytes)
-        elif mapped.get(unit) == units:
-            pieces.require_mapped(offset, size_bytes)
-            pieces.remove(offset)
-            del mapped[unit]
+        elif run := _run(mapped, unit, units):
+            found = pieces.require_mapped(offset, size_bytes)
+            assert found == [u * GRANULE for u in run]
+            pieces.remove(found)
+            for u in run:
+                del mapped[u]
         else:
             with pytest.raises(ValueError, match="no extent"):
                 pieces.require_mapped(offset, size_bytes)

@@ -122,6 +122,16 @@ class RangeMachine(RuleBasedStateMachine):
         del self.written[slot]
 
     @precondition(lambda self: self.written)
+    @rule(data=st.data())
+    def unmap_neighbours(self, data: st.DataObject) -> None:
+        first = last = data.draw(st.sampled_from(sorted(self.written)))
+        while last + 1 in self.written:
+            last += 1
+        self.addresses.unmap(first * SLOT, (last + 1 - first) * SLOT)
+        for slot in range(first, last + 1):
+            del self.written[slot]
+
+    @precondition(lambda self: self.written)
     @rule(data=st.data(), shift=st.integers(-3, 3))
     def map_over_something(self, data: st.DataObject, shift: int) -> None:
         slot = data.draw(st.sampled_from(sorted(self.written)))

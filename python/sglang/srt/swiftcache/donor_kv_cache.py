@@ -14,10 +14,16 @@ from sglang.srt.mem_cache.memory_pool import MHATokenToKVPool
 from sglang.srt.mem_cache.pool_host.base import HostKVCache
 from sglang.srt.runtime_context import get_server_args
 
+from sglang.srt.swiftcache import donate_checks
+from sglang.srt.swiftcache.elastic_pool import ElasticKVPool
 from sglang.srt.swiftcache.layer_stream.pool import StreamKVPool
+from sglang.srt.swiftcache.page_major_paths import PageMajorPaths
 from sglang.srt.swiftcache.paths import PathChooser
+from sglang.srt.swiftcache.traffic import Traffic
 from sglang.srt.swiftcache.verify import BlockChecksums
 from swiftcache_kernel import BlockLayout, LayerTransfer, PoolBuffers, copy_blocks
+from swiftcache_kernel.page_major import PageMajorBuffers
+from swiftcache_tier.blocks import NONE, Replicas
 from swiftcache_tier.errors import SwiftCacheError
 from swiftcache_tier.receiver.tier import DonorTier
 from swiftcache_tier.settings import Settings
@@ -83,7 +89,11 @@ class DonorKVCache(HostKVCache):
         """Which of some blocks a launched forward may still use; None where none ever does."""
         self._held_back = np.empty(0, dtype=np.int64)
         self._page_offsets = torch.arange(page_size, dtype=torch.int64)
-        self._buffers = PoolBuffers(self.block_layout, device_pool.k_buffer, device_pool.v_buffer)
+        self._buffers = (
+            PageMajorBuffers(self.block_layout, device_pool.raw_pages)
+            if isinstance(device_pool, ElasticKVPool)
+            else PoolBuffers(self.block_layout, device_pool.k_buffer, device_pool.v_buffer)
+        )
         self._on_gpu = self._buffers.device.type == "cuda"
         self._operation: _Operation | None = None
 
@@ -96,10 +106,19 @@ class DonorKVCache(HostKVCache):
             runtime_dir=Path(args.swiftcache_runtime_dir),
             receiver_name=f"{Path(args.served_model_name).name}:{args.port}",
             device=str(self._buffers.device),
+            own_donor=donate_checks.own_donor(args),
         )
         self.tier.start()
-        self._paths = PathChooser(args.swiftcache_io_backend, self._buffers, self.tier)
+        self._paths = (
+            PageMajorPaths(self._buffers, self.tier)
+            if isinstance(self._buffers, PageMajorBuffers)
+            else PathChooser(args.swiftcache_io_backend, self._buffers, self.tier)
+        )
         self.checksums = BlockChecksums(self._buffers) if args.swiftcache_verify else None
+        copies = args.swiftcache_replicas
+        self.copies_wanted = copies
+        self.replicas = Replicas(self.tier, copies) if copies > 1 else None
+        self.traffic = Traffic(self.tier, self.block_layout.block_bytes, on_gpu=self._on_gpu)
         logger.info(
             "SwiftCache tier: %d blocks of %s (%d tokens, %s) from %d donor(s), device pool: "
             "%d tokens",
@@ -114,15 +133,19 @@ class DonorKVCache(HostKVCache):
     @property
     def size(self) -> int:
         """Tokens the donors can hold at the moment."""
-        return self.tier.total_blocks * self.page_size
+        return self.tier.total_blocks // self.copies_wanted * self.page_size
 
     def get_size_per_token(self) -> int:
         """Bytes of one token in all layers, K and V."""
         return self.block_layout.block_bytes // self.page_size
 
     def available_size(self) -> int:
-        """Tokens for which there is a free block."""
-        return self.tier.free_blocks * self.page_size
+        """Tokens for which there are free blocks."""
+        return self.tier.free_blocks // self.copies_wanted * self.page_size
+
+    def has_room(self, tokens: int) -> bool:
+        """Whether ``tokens`` more, whole pages, can be stored as often as wanted."""
+        return self.tier.has_room(tokens // self.page_size, self.copies_wanted)
 
     def alloc(self, need_size: int) -> torch.Tensor | None:
         """Take slots for ``need_size`` tokens, whole pages: int64 [need_size] on the CPU.
@@ -132,13 +155,19 @@ class DonorKVCache(HostKVCache):
         if need_size % self.page_size:
             raise ValueError(f"{need_size} tokens are not whole pages of {self.page_size}")
         blocks = self.tier.alloc(need_size // self.page_size)
-        return None if blocks is None else self.slots_of(blocks)
+        if blocks is None:
+            return None
+        if self.replicas is not None:
+            self.replicas.place(blocks)
+        return self.slots_of(blocks)
 
     def free(self, indices: torch.Tensor) -> int:
         """Give slots back, whole pages. Returns their number."""
         if indices.numel():
             blocks = self.blocks_of(indices)
             self.release(blocks)
+            if self.replicas is not None:
+                self.replicas.forget(blocks)
             if self.checksums is not None:
                 self.checksums.forget(blocks)
         return indices.numel()
@@ -158,12 +187,19 @@ class DonorKVCache(HostKVCache):
         if self._held_back.size:
             self.release(np.empty(0, dtype=np.int64))
 
+    @property
+    def blocks_held_back(self) -> int:
+        """Given back, and still in use by a launched forward."""
+        return len(self._held_back)
+
     def clear(self) -> None:
         """Free every slot: the tree was flushed. The memory stays with this server."""
         self._operation = None
         self._wait_for_transfers()
         self._held_back = np.empty(0, dtype=np.int64)
         self.tier.free_all()
+        if self.replicas is not None:
+            self.replicas.clear()
         if self.checksums is not None:
             self.checksums.clear()
 
@@ -186,6 +222,25 @@ class DonorKVCache(HostKVCache):
 
         Has finished on return, so that the sources may be given back, to the tier itself.
         """
+        self.write_copies(source, target)
+        if self.replicas is not None:
+            self.replicas.rename(source, target)
+        if self.checksums is not None:
+            self.checksums.move(source, target)
+
+    def use_copies(self, blocks: np.ndarray, copies: np.ndarray) -> None:
+        """Let copies take the place of their blocks, which are freed; ids int64 [n] both.
+
+        Moves nothing. Nothing may read or write the blocks any more.
+        """
+        assert self.replicas is not None
+        self.replicas.promote(blocks, copies)
+        if self.checksums is not None:
+            self.checksums.move(blocks, copies)
+        self.tier.free(blocks)
+
+    def write_copies(self, source: np.ndarray, target: np.ndarray) -> None:
+        """Copy whole blocks and leave the books alone; ids int64 [n]. Has finished on return."""
         tables = (torch.from_numpy(self.tier.addresses(ids)) for ids in (source, target))
         copy_blocks(
             *(table.to(self._buffers.device) for table in tables),
@@ -193,8 +248,8 @@ class DonorKVCache(HostKVCache):
         )
         if self._on_gpu:
             torch.cuda.current_stream(self._buffers.device).synchronize()
-        if self.checksums is not None:
-            self.checksums.move(source, target)
+        self.traffic.count("load", source)
+        self.traffic.count("store", target)
 
     def load_to_device_per_layer(
         self,
@@ -209,7 +264,11 @@ class DonorKVCache(HostKVCache):
         Both index tensors int64 [tokens], whole pages in the same order; host indices on the CPU.
         """
         operation = self._resolve(host_indices, device_indices)
+        if layer_id == 0:
+            self.traffic.hit(self.blocks_of(host_indices))
         (operation.rest if layer_id else operation.first).gather(layer_id)
+        if layer_id == self.layer_num - 1 and not self._on_gpu:
+            self.traffic.load_has_ended()
         self.loaded_bytes += operation.first.blocks * self.block_layout.layer_bytes
 
     def backup_from_device_all_layer(
@@ -225,9 +284,29 @@ class DonorKVCache(HostKVCache):
         """
         operation = self._resolve(host_indices, device_indices)
         operation.rest.scatter_all()
+        blocks = self.blocks_of(host_indices)
+        if self.replicas is not None:
+            for copies in self.replicas.of(blocks).T:
+                self._store_copies(copies, operation.rest.pages)
         if self.checksums is not None:
-            self.checksums.record(self.blocks_of(host_indices), operation.rest.pages)
+            self.checksums.record(blocks, operation.rest.pages)
         self.stored_bytes += operation.rest.blocks * self.block_layout.block_bytes
+        self.traffic.count("store", blocks)
+
+    def _store_copies(self, copies: np.ndarray, pages: torch.Tensor) -> None:
+        """Queue the copy of those of ``pages`` that have a block in ``copies``; int64 [n] both."""
+        placed = copies != NONE
+        if not placed.any():
+            return
+        if not placed.all():
+            rows = torch.from_numpy(np.flatnonzero(placed))
+            if self._on_gpu:  # from pageable memory the call would wait for the stream
+                rows = rows.pin_memory().to(pages.device, non_blocking=True)
+            pages = pages[rows]
+        _, transfer = self._paths.transfers(copies[placed], pages)
+        transfer.scatter_all()
+        self.stored_bytes += transfer.blocks * self.block_layout.block_bytes
+        self.traffic.count("store", copies[placed])
 
     def _resolve(self, host_indices: torch.Tensor, device_indices: torch.Tensor) -> _Operation:
         """Addresses, pages and paths of an operation; made on its first layer, kept for the rest.
@@ -279,8 +358,9 @@ def block_layout(pool: MHATokenToKVPool) -> BlockLayout:
 
 
 def _require_covered(pool: Any) -> None:
-    # By exact type: every other subclass (fp4, mxfp8, page-major, ...) stores more or elsewhere.
-    covered = type(pool) in (MHATokenToKVPool, StreamKVPool) and pool.kv_cache_layout == "nhd"
+    # By exact type: every other subclass (fp4, mxfp8, ...) stores more or elsewhere.
+    by_layer = type(pool) in (MHATokenToKVPool, StreamKVPool) and pool.kv_cache_layout == "nhd"
+    covered = by_layer or type(pool) is ElasticKVPool
     # buffers without memory of their own until the graphs are captured could not be looked at now
     if not covered or pool.post_capture_active:
         layout = getattr(pool, "kv_cache_layout", "its own")

@@ -4,15 +4,22 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from sglang.srt.mem_cache.hiradix_cache import HiRadixCache
 
+from sglang.srt.swiftcache.audit import Audit
 from sglang.srt.swiftcache.donor_kv_cache import DonorKVCache
+from sglang.srt.swiftcache.expiry import Expiry
+from sglang.srt.swiftcache.refill import Refiller
+from sglang.srt.swiftcache.tier_metrics import TierMetrics
 from sglang.srt.swiftcache.tier_stats import TierStats
 from sglang.srt.swiftcache.vacate import Vacater
 from sglang.srt.swiftcache.verify import LoadVerifier
+from sglang.srt.swiftcache.watchdog import Watchdog
 
 if TYPE_CHECKING:
+    from sglang.srt.managers.scheduler import Scheduler
     from sglang.srt.mem_cache.base_prefix_cache import InitLoadBackParams
     from sglang.srt.mem_cache.cache_init_params import CacheInitParams
     from sglang.srt.mem_cache.radix_cache import TreeNode
@@ -35,6 +42,19 @@ class DonorRadixCache(HiRadixCache):
         self._vacater = Vacater(self)
         checksums = self.tier_pool.checksums
         self._verifier = None if checksums is None else LoadVerifier(self, self._vacater, checksums)
+        replicas = self.tier_pool.replicas
+        self._refiller = (
+            None if replicas is None else Refiller(self.tier_pool, self._vacater, replicas)
+        )
+        ttl_s = server_args.swiftcache_ttl
+        self._expiry = None if ttl_s is None else Expiry(self, self._vacater, ttl_s)
+        self._watchdog: Watchdog | None = None
+        self._audit: Audit | None = None
+        self._metrics = None
+        if params.enable_metrics:
+            labels = server_args.extra_metric_labels or {}
+            self._metrics = TierMetrics(self, labels, self.tier_pool.settings.metrics_interval_s)
+            self._metrics.step()
 
     @property
     def tier_pool(self) -> DonorKVCache:
@@ -42,15 +62,52 @@ class DonorRadixCache(HiRadixCache):
 
     def reset(self) -> None:
         super().reset()
-        # The parent drops their acknowledgements and leaves these, nodes of a tree that is gone.
-        self.ongoing_load_back.clear()
+        # The parent forgets the events of transfers and keeps their nodes, now of no tree.
         self.ongoing_write_through.clear()
+        self.ongoing_load_back.clear()
 
     def check_hicache_events(self) -> None:
         """Called by the scheduler at every step, also when idle or only decoding."""
         super().check_hicache_events()
         self.tier_pool.tier.poll()
         self._vacater.step()
+        if self._refiller is not None:
+            self._refiller.step()
+        if self._expiry is not None:
+            self._expiry.step()
+        if self._watchdog is not None:
+            self._watchdog.step()
+        if self._audit is not None:
+            self._audit.step()
+        if self._metrics is not None:
+            self._metrics.step()
+
+    def write_backup(self, node: TreeNode, write_back: bool = False) -> int:
+        # The parent evicts when a node does not fit. It does not fit either while its copies do
+        # not; what eviction leaves without room is then stored with fewer.
+        if self.tier_pool.replicas is not None and not self.tier_pool.has_room(len(node.value)):
+            self.evict_host(len(node.value))
+        backed_up: int = super().write_backup(node, write_back)
+        return backed_up
+
+    def watch(self, scheduler: Scheduler) -> None:
+        """The scheduler that uses this tree is complete, and begins to serve."""
+        settings = self.tier_pool.settings
+        self._watchdog = Watchdog(scheduler, self, settings.watchdog_s)
+        self._audit = Audit(scheduler, self, settings.audit_interval_s)
+
+    def loading_check(self, finish_count: int | None = None) -> None:
+        loads = list(self.cache_controller.ack_load_queue)
+        super().loading_check(finish_count)
+        finished = len(loads) - len(self.cache_controller.ack_load_queue)
+        for ack in loads[:finished]:
+            if ack.timing_enabled:
+                duration_ms = ack.start_event.elapsed_time(ack.finish_event)
+                self.tier_pool.traffic.load_seconds.append(duration_ms / 1000)
+
+    def nodes_in_transfer(self) -> set[TreeNode]:
+        """Nodes whose device pages or donor blocks a transfer is reading or writing."""
+        return self._vacater.in_flight()
 
     def init_load_back(self, params: InitLoadBackParams) -> tuple[torch.Tensor, TreeNode]:
         if self._verifier is not None:
@@ -72,6 +129,11 @@ class DonorRadixCache(HiRadixCache):
         freed: int = super()._evict_regular(node)
         return freed
 
+    def blocks_of_no_node(self) -> np.ndarray:
+        """Donor blocks in use beside those of nodes, int64: copies."""
+        replicas = self.tier_pool.replicas
+        return np.empty(0, dtype=np.int64) if replicas is None else replicas.copy_ids()
+
     def status(self) -> dict[str, Any]:
         """Plain data for ``/server_info``: donors, blocks, hits by tier, bytes moved."""
         pool = self.tier_pool
@@ -80,5 +142,18 @@ class DonorRadixCache(HiRadixCache):
             "block_bytes": pool.block_layout.block_bytes,
             "block_tokens": pool.page_size,
             "bytes": {"loaded": pool.loaded_bytes, "stored": pool.stored_bytes},
+            "replicas": self._replica_status(),
+            **pool.traffic.as_dict(),
             **self.stats.as_dict(),
+            "stalls": 0 if self._watchdog is None else self._watchdog.stalls,
+            "audits": {} if self._audit is None else self._audit.as_dict(),
+        }
+
+    def _replica_status(self) -> dict[str, int]:
+        replicas, refiller = self.tier_pool.replicas, self._refiller
+        return {
+            "wanted": self.tier_pool.copies_wanted,
+            "copies": 0 if replicas is None else replicas.copies,
+            "short_blocks": 0 if replicas is None else replicas.short,
+            "refilled_blocks": 0 if refiller is None else refiller.blocks,
         }

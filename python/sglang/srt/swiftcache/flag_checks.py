@@ -6,12 +6,20 @@ Every check raises ``SwiftCacheError`` with one line: what was wrong and what to
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
-from sglang.srt.swiftcache import BACKEND_NAME
+from sglang.srt.swiftcache import BACKEND_NAME, donate_checks
+from sglang.srt.swiftcache.conflicts import Conflict
 from swiftcache_tier.errors import SwiftCacheError
+from swiftcache_tier.log_format import json_wanted
+
+if TYPE_CHECKING:
+    from swiftcache_tier.spec import DonorSpec
+
+REPLICAS_MAX = 8
 
 # HiCache's own sizing and layout: donors decide both. Values are what ServerArgs defaults to.
 _HOST_TIER_FLAGS = {
@@ -22,104 +30,98 @@ _HOST_TIER_FLAGS = {
 }
 
 
-class _Conflict(NamedTuple):
-    flag: str
-    present: Callable[[Any], bool]
-    advice: str
-
-
 _CONFLICTS = (
-    _Conflict(
+    Conflict(
         "--device other than cuda and cpu",
         lambda a: a.device not in (None, "cuda", "cpu"),
         "use cuda or cpu",
     ),
-    _Conflict(
+    Conflict(
         "--page-size that is no power of two",
         lambda a: bool(a.page_size and a.page_size & (a.page_size - 1)),
         "SGLang's allocator needs a power of two: use 1, 16 or 64",
     ),
-    _Conflict(
+    Conflict(
         "--disable-radix-cache",
         lambda a: a.disable_radix_cache,
         "donors hold radix-prefix KV: drop --disable-radix-cache",
     ),
-    _Conflict(
+    Conflict(
         "--radix-cache-backend",
         lambda a: a.radix_cache_backend not in (None, BACKEND_NAME),
         "donors come with a radix cache of their own: drop --radix-cache-backend",
     ),
-    _Conflict(
+    Conflict(
         "--tensor-parallel-size > 1",
         lambda a: a.tp_size > 1,
         "the ranks do not agree on donor blocks yet: use --tp 1",
     ),
-    _Conflict(
+    Conflict(
         "--pipeline-parallel-size > 1",
         lambda a: a.pp_size > 1,
         "the stages do not agree on donor blocks yet: use --pp 1",
     ),
-    _Conflict(
+    Conflict(
         "--data-parallel-size > 1",
         lambda a: a.dp_size > 1,
         "start one server per replica instead, behind SGLang's router",
     ),
-    _Conflict(
+    Conflict(
         "--dcp-size > 1",
         lambda a: a.dcp_size > 1,
         "interleaved KV shards are not covered: use --dcp-size 1",
     ),
-    _Conflict(
+    Conflict(
         "--speculative-algorithm",
         lambda a: a.speculative_algorithm is not None,
         "the draft model's KV has no donor blocks yet: drop --speculative-algorithm",
     ),
-    _Conflict(
+    Conflict(
         "--disaggregation-mode",
         lambda a: a.disaggregation_mode != "null",
         "prefill-decode disaggregation is not covered: drop --disaggregation-mode",
     ),
-    _Conflict(
+    Conflict(
         "--hicache-storage-backend",
         lambda a: a.hicache_storage_backend is not None,
         "a storage tier below the donors is not covered: drop --hicache-storage-backend",
     ),
-    _Conflict(
+    Conflict(
         "--enable-lmcache",
         lambda a: a.enable_lmcache,
         "two tiers would hold the same prefixes: drop one of the two flags",
     ),
-    _Conflict(
+    Conflict(
         "--enable-flexkv",
         lambda a: a.enable_flexkv,
         "two tiers would hold the same prefixes: drop one of the two flags",
     ),
-    _Conflict(
+    Conflict(
         "--enable-hisparse",
         lambda a: a.enable_hisparse,
         "sparse host offload is not covered: drop --enable-hisparse",
     ),
-    _Conflict(
+    Conflict(
         "--enable-page-major-kv-layout",
         lambda a: a.enable_page_major_kv_layout,
         "the receiver's pool must be layer-major: drop the flag",
     ),
-    _Conflict(
+    Conflict(
         "--enable-unified-memory",
         lambda a: a.enable_unified_memory,
         "the receiver's pool must be layer-major: drop the flag",
     ),
-    _Conflict(
+    Conflict(
         "--enable-streaming-session",
         lambda a: a.enable_streaming_session,
         "streaming sessions hold KV outside the radix tree: drop the flag",
     ),
-    _Conflict(
+    Conflict(
         "--dllm-algorithm",
         lambda a: a.dllm_algorithm is not None,
         "diffusion models turn the hierarchical cache off: drop one of the two flags",
     ),
-    _Conflict(
+    Conflict(
         "--kv-cache-dtype fp4 / mxfp8",
         lambda a: "fp4" in str(a.kv_cache_dtype) or "mxfp" in str(a.kv_cache_dtype),
         "scales of packed KV formats are not stored: use auto, bf16, fp8_e4m3 or fp8_e5m2",
@@ -144,10 +146,13 @@ def normalize(args: Any) -> None:
         args.swiftcache_runtime_dir = str(Path(args.swiftcache_runtime_dir).absolute())
     if args.swiftcache_donors is not None:
         return
+    lends = donate_checks.is_on(args)
     for flag, is_given in (
-        ("--swiftcache-runtime-dir", args.swiftcache_runtime_dir is not None),
+        ("--swiftcache-runtime-dir", args.swiftcache_runtime_dir is not None and not lends),
         ("--swiftcache-io-backend", args.swiftcache_io_backend != "auto"),
         ("--swiftcache-verify", args.swiftcache_verify),
+        ("--swiftcache-replicas", args.swiftcache_replicas != 1),
+        ("--swiftcache-ttl", args.swiftcache_ttl is not None),
     ):
         if is_given:
             raise SwiftCacheError(
@@ -174,7 +179,9 @@ def check_before(args: Any) -> None:
     for field, default in _HOST_TIER_FLAGS.items():
         if getattr(args, field) != default:
             raise _host_tier_flag(field)
-    parse_specs(args.swiftcache_donors)
+    _check_replicas(args.swiftcache_replicas, parse_specs(args.swiftcache_donors))
+    _check_ttl(args.swiftcache_ttl)
+    json_wanted()  # a format that is none is refused now, not in the scheduler process
     startup_check.check()
     # written back, so that the scheduler process and /server_info have the directory that counts
     args.swiftcache_runtime_dir = str(args.swiftcache_runtime_dir or default_runtime_dir())
@@ -201,6 +208,28 @@ def check_after(args: Any) -> None:
         Settings.from_env(),
         device="cpu" if args.device == "cpu" else f"cuda:{args.base_gpu_id}",
     )
+
+
+def _check_replicas(replicas: int, specs: Sequence[DonorSpec]) -> None:
+    if not 1 <= replicas <= REPLICAS_MAX:
+        raise SwiftCacheError(
+            f"--swiftcache-replicas {replicas}: expected 1 (no copies) to {REPLICAS_MAX}"
+        )
+    # `auto` may find any number of donors, now and later.
+    donors = [spec for spec in specs if spec.kind != "auto"]
+    if len(donors) == len(specs) and len(donors) < replicas:
+        raise SwiftCacheError(
+            f"--swiftcache-replicas {replicas} with {len(donors)} donor SPEC(s): copies lie on "
+            f"different donors, so name at least {replicas} donors or ask for fewer copies"
+        )
+
+
+def _check_ttl(ttl_s: float | None) -> None:
+    if ttl_s is not None and not (math.isfinite(ttl_s) and ttl_s > 0):
+        raise SwiftCacheError(
+            f"--swiftcache-ttl {ttl_s:g}: expected seconds over 0; drop the flag to keep prefixes "
+            "until their memory is needed"
+        )
 
 
 def check_command_line(argv: Sequence[str]) -> None:

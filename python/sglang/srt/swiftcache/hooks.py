@@ -2,17 +2,24 @@
 
 Each entry says what it is for and what to check when the pinned version moves. They are installed
 through SGLang's own registry, which only logs a hook that failed; ``startup_check`` turns that
-into a server that does not start. A hook does nothing unless ``--swiftcache-donors`` is given.
+into a server that does not start. A hook does nothing unless ``--swiftcache-donors`` or
+``--swiftcache-donate`` is given.
 """
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from sglang.srt.plugins.hook_registry import HookType
 
+from sglang.srt.swiftcache import donate_checks
 from sglang.srt.swiftcache.layer_stream import wiring
+
+if TYPE_CHECKING:
+    from sglang.srt.swiftcache.donation import Donation
 
 
 class Hook(NamedTuple):
@@ -57,6 +64,71 @@ def _add_tier_state(output: Any, scheduler: Any, *_: Any) -> None:
 
     if isinstance(scheduler.tree_cache, DonorRadixCache):
         output.internal_state["swiftcache"] = scheduler.tree_cache.status()
+    donation = _donation(scheduler)
+    if donation is not None:
+        output.internal_state.setdefault("swiftcache", {})["donation"] = donation.status()
+
+
+def _donation(scheduler: Any) -> Donation | None:
+    """What the scheduler lends of its own memory; None if it does not."""
+    return getattr(scheduler, "swiftcache_donation", None)
+
+
+def _serve_as_donor(original: Callable[[Any], None], scheduler: Any) -> None:
+    from sglang.srt.swiftcache import donate_checks
+
+    if not donate_checks.is_on(scheduler.server_args):
+        original(scheduler)
+        return
+    from sglang.srt.swiftcache.donation import Donation
+    from sglang.srt.swiftcache.plugin import one_line_exit
+
+    with one_line_exit():
+        scheduler.swiftcache_donation = Donation(scheduler)
+    try:
+        original(scheduler)
+    finally:
+        scheduler.swiftcache_donation.close()
+
+
+def _lend_and_take_back(
+    original: Callable[..., Any], scheduler: Any, running_batch: Any, last_batch: Any
+) -> Any:
+    donation = _donation(scheduler)
+    if donation is not None:
+        donation.step(running_batch)
+        if donation.holds_decode(running_batch, last_batch):
+            return _no_batch(running_batch)
+    return original(scheduler, running_batch=running_batch, last_batch=last_batch)
+
+
+def _hold_admission(original: Callable[..., Any], scheduler: Any, running_batch: Any) -> Any:
+    donation = _donation(scheduler)
+    if donation is not None and donation.holds_prefill(running_batch):
+        return _no_batch(running_batch)
+    return original(scheduler, running_batch)
+
+
+def _no_batch(running_batch: Any) -> Any:
+    from sglang.srt.managers.schedule_batch import NextBatchPlan
+
+    return NextBatchPlan(batch_to_run=None, running_batch=running_batch)
+
+
+def _leave_lent_out_of_usage(stats: Any, observer: Any) -> Any:
+    held = getattr(observer.token_to_kv_pool_allocator, "held_tokens", 0)
+    if not held:
+        return None
+    used = stats.full_num_used - held
+    owned = max(1, observer.max_total_num_tokens - held)
+    return dataclasses.replace(stats, full_num_used=used, full_token_usage=used / owned)
+
+
+def _account_for_lent(
+    original: Callable[..., Any], checker: Any, stats: Any, uncached: int = 0
+) -> Any:
+    held = getattr(checker.token_to_kv_pool_allocator, "held_tokens", 0)
+    return original(checker, stats, uncached + held)
 
 
 def _count_prefix_sources(_: Any, batch: Any, *__: Any) -> None:
@@ -67,10 +139,106 @@ def _count_prefix_sources(_: Any, batch: Any, *__: Any) -> None:
 
 
 def _refuse_uncovered_model(server_args: Any) -> None:
-    if server_args.swiftcache_donors is not None:
+    from sglang.srt.swiftcache import donate_checks
+
+    flag = "--swiftcache-donors" if server_args.swiftcache_donors is not None else None
+    flag = "--swiftcache-donate" if donate_checks.is_on(server_args) else flag
+    if flag is not None:
         from sglang.srt.swiftcache.model_check import check_model
 
-        check_model(server_args.get_model_config())
+        check_model(server_args.get_model_config(), flag)
+
+
+def _lay_out_by_pages(original: Callable[[Any], None], server_args: Any) -> None:
+    from sglang.srt.swiftcache import donate_checks
+
+    if donate_checks.is_on(server_args) and not donate_checks.turn_page_major_on(server_args):
+        return
+    original(server_args)
+
+
+def _build_elastic_pool(original: Callable[..., Any], configurator: Any, **kwargs: Any) -> Any:
+    from sglang.srt.swiftcache import donate_checks
+    from sglang.srt.swiftcache.plugin import one_line_exit
+
+    if donate_checks.is_on(configurator.server_args):
+        from sglang.srt.swiftcache.elastic_pool import ElasticKVPool
+
+        kwargs["mha_pool_class"] = ElasticKVPool
+    with one_line_exit():
+        return original(configurator, **kwargs)
+
+
+def _build_elastic_allocator(
+    original: Callable[..., Any], configurator: Any, *, token_to_kv_pool: Any, **kwargs: Any
+) -> Any:
+    from sglang.srt.swiftcache import donate_checks
+
+    allocator = original(configurator, token_to_kv_pool=token_to_kv_pool, **kwargs)
+    if donate_checks.is_on(configurator.server_args):
+        from sglang.srt.swiftcache.elastic_allocator import ElasticAllocator
+
+        return ElasticAllocator(allocator, token_to_kv_pool)
+    return allocator
+
+
+# SGLang warns of two hooks around one function. No server has both pools: the flags exclude it.
+
+
+def _build_pool(original: Callable[..., Any], configurator: Any, **kwargs: Any) -> Any:
+    elastic = functools.partial(_build_elastic_pool, original)
+    return wiring.build_pool(elastic, configurator, **kwargs)
+
+
+def _build_allocator(original: Callable[..., Any], configurator: Any, **kwargs: Any) -> Any:
+    elastic = functools.partial(_build_elastic_allocator, original)
+    return wiring.build_allocator(elastic, configurator, **kwargs)
+
+
+def _watch_scheduler(_: Any, scheduler: Any) -> None:
+    from sglang.srt.swiftcache.donor_radix_cache import DonorRadixCache
+
+    if isinstance(scheduler.tree_cache, DonorRadixCache):
+        scheduler.tree_cache.watch(scheduler)
+
+
+def _has_swiftcache(server_args: Any) -> bool:
+    return server_args.swiftcache_donors is not None or donate_checks.is_on(server_args)
+
+
+def _has_ttft(tokenizer_manager: Any) -> bool:
+    return tokenizer_manager.enable_metrics and _has_swiftcache(tokenizer_manager.server_args)
+
+
+def _register_ttft(_: Any, tokenizer_manager: Any) -> None:
+    if _has_ttft(tokenizer_manager):
+        from sglang.srt.swiftcache import ttft
+
+        tokenizer_manager.swiftcache_ttft = ttft.register(tokenizer_manager.server_args)
+
+
+def _mark_warm_up(tokenizer_manager: Any, obj: Any, request: Any = None) -> None:
+    # only SGLang's server warms up by HTTP: an Engine, which stays "starting", passes no request
+    if request is None or not _has_swiftcache(tokenizer_manager.server_args):
+        return
+    from sglang.srt.managers.tokenizer_manager import ServerStatus
+
+    from sglang.srt.swiftcache import ttft
+
+    ttft.mark_warm_up(obj, tokenizer_manager.server_status == ServerStatus.Starting)
+
+
+def _observe_ttft(
+    original: Callable[..., None], tokenizer_manager: Any, state: Any, recv_obj: Any, i: int
+) -> None:
+    seen = state.ttft_observed
+    original(tokenizer_manager, state, recv_obj, i)
+    if seen or not state.ttft_observed or not _has_ttft(tokenizer_manager):
+        return
+    from sglang.srt.swiftcache import ttft
+
+    if not ttft.is_warm_up(recv_obj.rids[i]):
+        tokenizer_manager.swiftcache_ttft.observe(state.time_stats.get_first_token_latency())
 
 
 HOOKS = (
@@ -81,6 +249,32 @@ HOOKS = (
         reason="SGLang adjusts itself to some model families, and fails on them, before the model "
         "is known to anyone else",
         on_upgrade="still the first to read the model's config, with model_path resolved",
+    ),
+    Hook(
+        "sglang.srt.server_args.ServerArgs._handle_page_major_kv_layout",
+        HookType.AROUND,
+        _lay_out_by_pages,
+        reason="the flag turns the page-major layout on, also on the CPU, which SGLang refuses",
+        on_upgrade="runs after the attention backends are resolved; which backends it allows",
+    ),
+    Hook(
+        "sglang.srt.mem_cache.kv_cache_configurator.KVCacheConfigurator._build_mha_kv_pool",
+        HookType.AROUND,
+        _build_pool,
+        reason="SGLang names the pool's class itself: one for a server that lends, another for "
+        "one with a layer window",
+        on_upgrade="still builds plain MHA pools only, mha_pool_class(size, page_size=, ...)",
+    ),
+    Hook(
+        "sglang.srt.mem_cache.kv_cache_configurator.KVCacheConfigurator"
+        "._build_token_to_kv_pool_allocator",
+        HookType.AROUND,
+        _build_allocator,
+        reason="SGLang names the allocator's class itself",
+        on_upgrade="still builds a PagedTokenToKVPoolAllocator, from which nothing is allocated "
+        "before it returns; all arguments by keyword, with token_to_kv_pool and "
+        "req_to_token_pool; the methods of it that StreamAllocator overrides, and the order in "
+        "which its kernels take from free_pages",
     ),
     Hook(
         "sglang.srt.mem_cache.pool_host.mha.get_mha_host_pool_cls",
@@ -113,28 +307,41 @@ HOOKS = (
         on_upgrade="still sets req.cached_tokens_device / _host on a request's first chunk",
     ),
     Hook(
+        "sglang.srt.managers.scheduler.Scheduler.init_watch_dog_memory_saver_input_blocker",
+        HookType.AFTER,
+        _watch_scheduler,
+        reason="the cache backend is not given the scheduler, whose queues the watchdog reads",
+        on_upgrade="called on the scheduler thread with the tree cache in place; state_dump reads "
+        "running_batch, last_batch, result_queue, chunked_req, waiting_queue and forward_ct",
+    ),
+    Hook(
+        "sglang.srt.managers.tokenizer_manager.TokenizerManager.init_metric_collector_watchdog",
+        HookType.AFTER,
+        _register_ttft,
+        reason="a histogram of the HTTP process must exist before the first request",
+        on_upgrade="still called once, by the constructor, after PROMETHEUS_MULTIPROC_DIR is set",
+    ),
+    Hook(
+        "sglang.srt.managers.tokenizer_manager.TokenizerManager.generate_request",
+        HookType.BEFORE,
+        _mark_warm_up,
+        reason="the server's warm-up looks like any other request, and is not to be counted",
+        on_upgrade="still called with the fastapi request by HTTP endpoints only; server_status is "
+        "Starting until the warm-up is over",
+    ),
+    Hook(
+        "sglang.srt.managers.tokenizer_manager.TokenizerManager.collect_metrics",
+        HookType.AROUND,
+        _observe_ttft,
+        reason="only the HTTP process knows the time to first token that the client sees",
+        on_upgrade="still sets state.ttft_observed at the first token; recv_obj.rids exists",
+    ),
+    Hook(
         "sglang.srt.mem_cache.kv_cache_configurator.KVCacheConfigurator.config_from_budget",
         HookType.AROUND,
         wiring.size_pool,
         reason="the pool reports R + W tokens, of which the budget pays for R and two sets of W",
         on_upgrade="still the one place that turns bytes into max_total_num_tokens",
-    ),
-    Hook(
-        "sglang.srt.mem_cache.kv_cache_configurator.KVCacheConfigurator._build_mha_kv_pool",
-        HookType.AROUND,
-        wiring.build_pool,
-        reason="the pool's class is chosen here, with no registry for others",
-        on_upgrade="still keywords only, and makes mha_pool_class(size, page_size=, ...)",
-    ),
-    Hook(
-        "sglang.srt.mem_cache.kv_cache_configurator.KVCacheConfigurator."
-        "_build_token_to_kv_pool_allocator",
-        HookType.AROUND,
-        wiring.build_allocator,
-        reason="the allocator's class is chosen here, with no registry for others",
-        on_upgrade="still keywords only, with token_to_kv_pool and req_to_token_pool; the methods "
-        "of PagedTokenToKVPoolAllocator that StreamAllocator overrides, and the order in which its "
-        "kernels take from free_pages",
     ),
     Hook(
         "sglang.srt.model_executor.model_runner.ModelRunner.alloc_memory_pool",
@@ -208,5 +415,44 @@ HOOKS = (
         wiring.can_run_prefill_graph,
         reason="prefill graphs have no copies in them",
         on_upgrade="still decides between graph and eager prefill",
+    ),
+    Hook(
+        "sglang.srt.managers.scheduler.Scheduler.run_event_loop",
+        HookType.AROUND,
+        _serve_as_donor,
+        reason="the donor is to be found as soon as requests are, and to end with the scheduler",
+        on_upgrade="still called once, in the scheduler process, after graphs were captured",
+    ),
+    Hook(
+        "sglang.srt.managers.scheduler.Scheduler.get_next_batch_to_run",
+        HookType.AROUND,
+        _lend_and_take_back,
+        reason="once a step, outside of free groups and before prefixes are matched; and a decode "
+        "step that would evict or retract waits for memory on its way back",
+        on_upgrade="called at every step, idle ones too, with (running_batch=, last_batch=); what "
+        "a plan without a batch does to the event loops",
+    ),
+    Hook(
+        "sglang.srt.managers.scheduler.Scheduler.get_new_batch_prefill",
+        HookType.AROUND,
+        _hold_admission,
+        reason="the head of the queue waits for memory on its way back, rather than evict",
+        on_upgrade="still the only way to a prefill batch, and may return a plan without one",
+    ),
+    Hook(
+        "sglang.srt.managers.scheduler_components.pool_stats_observer"
+        ".SchedulerPoolStatsObserver._get_token_info",
+        HookType.AFTER,
+        _leave_lent_out_of_usage,
+        reason="lent pages are not used, and not there to be used",
+        on_upgrade="still used = total - available - evictable; who reads full_token_usage",
+    ),
+    Hook(
+        "sglang.srt.managers.scheduler_components.invariant_checker"
+        ".SchedulerInvariantChecker._check_full_pool",
+        HookType.AROUND,
+        _account_for_lent,
+        reason="lent pages are held, not leaked",
+        on_upgrade="still adds `uncached` to what is accounted for, in the idle and the busy check",
     ),
 )

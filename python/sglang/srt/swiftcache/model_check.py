@@ -7,8 +7,8 @@ from typing import Any
 from swiftcache_tier.errors import SwiftCacheError
 
 
-def check_model(config: Any) -> None:
-    """Refuse, by name, a model family whose KV the tier does not cover. ``config``: ModelConfig."""
+def check_model(config: Any, flag: str) -> None:
+    """Refuse, by name, a model family that ``flag`` does not cover. ``config``: ModelConfig."""
     from sglang.srt.configs.hybrid_arch import mambaish_config
     from sglang.srt.configs.model_config import AttentionArch
 
@@ -22,6 +22,6 @@ def check_model(config: Any) -> None:
     if family is not None:
         name = (config.hf_config.architectures or ["this model"])[0]
         raise SwiftCacheError(
-            f"--swiftcache-donors does not cover {family}, which {name} uses: serve it without "
+            f"{flag} does not cover {family}, which {name} uses: serve it without "
             "the flag, or serve a model with full MHA or GQA attention"
         )

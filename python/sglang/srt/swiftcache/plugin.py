@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from sglang.srt.mem_cache.registry import register_radix_cache_backend
@@ -11,6 +13,7 @@ from sglang.srt.plugins.hook_registry import HookRegistry
 from sglang.srt.swiftcache import BACKEND_NAME, EXIT_BAD_INPUT
 from sglang.srt.swiftcache.hooks import HOOKS
 from swiftcache_tier.errors import SwiftCacheError
+from swiftcache_tier.log_format import json_wanted, log_as_json
 
 if TYPE_CHECKING:
     from sglang.srt.mem_cache.registry import TreeCacheBuildContext
@@ -23,6 +26,19 @@ def register() -> None:
     for hook in HOOKS:
         HookRegistry.register(hook.target, hook.wrapper, hook.kind)
     register_radix_cache_backend(BACKEND_NAME, build_radix_cache)
+
+
+@contextlib.contextmanager
+def one_line_exit() -> Iterator[None]:
+    """End the process on a SwiftCacheError, after one line on stderr.
+
+    SGLang would print a traceback for an exception; the main process reports the exit.
+    """
+    try:
+        yield
+    except SwiftCacheError as error:
+        print(f"swiftcache: {error}", file=sys.stderr, flush=True)
+        raise SystemExit(EXIT_BAD_INPUT) from None
 
 
 def build_radix_cache(context: TreeCacheBuildContext) -> DonorRadixCache:
@@ -40,12 +56,10 @@ def build_radix_cache(context: TreeCacheBuildContext) -> DonorRadixCache:
     else:
         from sglang.srt.swiftcache.donor_radix_cache import DonorRadixCache as CacheClass
 
-    try:
+    if json_wanted():
+        log_as_json("sglang.srt.swiftcache", "swiftcache_tier")
+    with one_line_exit():
         cache = CacheClass(params=context.params, server_args=context.server_args)
-    except SwiftCacheError as error:
-        # SGLang would print a traceback for an exception; the main process reports the exit.
-        print(f"swiftcache: {error}", file=sys.stderr, flush=True)
-        raise SystemExit(EXIT_BAD_INPUT) from None
     # the built-in chain does this for HiCache only: attention waits, layer by layer, for the loads
     context.tp_worker.register_hicache_layer_transfer_counter(
         cache.cache_controller.layer_done_counter

@@ -15,7 +15,13 @@ from typing import Any, Optional
 
 from sglang.srt.arg_groups.arg_utils import NS, A, Arg, namespace_of, resolvable_fields
 
-from sglang.srt.swiftcache import BACKEND_NAME, EXIT_BAD_INPUT, cpu_engine, flag_checks
+from sglang.srt.swiftcache import (
+    BACKEND_NAME,
+    EXIT_BAD_INPUT,
+    cpu_engine,
+    donate_checks,
+    flag_checks,
+)
 from sglang.srt.swiftcache.layer_stream import flag_checks as layer_stream_checks
 from swiftcache_tier.errors import SwiftCacheError
 
@@ -41,11 +47,34 @@ VERIFY_HELP = (
     "longer overlap the prefill, and every block is read three times more."
 )
 
+REPLICAS_HELP = (
+    "Keep each block N times, on N different donors, so that the loss of one costs no recompute "
+    "and a corrupt block is read elsewhere (--swiftcache-verify). Divides what donors can hold by "
+    "N. Default: 1."
+)
+TTL_HELP = (
+    "Forget prefixes, on the device and on donors, that no request has used for so many seconds. "
+    "Default: keep them until their memory is needed."
+)
 LAYER_STREAM_HELP = (
     "Contexts longer than this device's KV memory: 'off', 'auto' (a window sized from free local "
     "and donated memory) or the number of tokens whose KV, beyond the regular slots, is kept on "
     "donors and streamed through the device layer by layer. Needs --swiftcache-donors; sets "
     "--page-size to 16 where it is not given."
+)
+DONATE_HELP = (
+    "Lend this server's own KV memory to others while it is idle, and take it back when it is "
+    "needed: 'off', 'auto' (whatever the water marks leave) or the FRACTION of the KV pool that "
+    "may be lent at most. Lays the pool out page by page, which on a GPU needs --attention-backend "
+    "triton (the default then)."
+)
+LOW_WATER_HELP = (
+    "With --swiftcache-donate: when less than this fraction of the KV pool is spare, memory is "
+    "taken back. Default: 0.2."
+)
+HIGH_WATER_HELP = (
+    "With --swiftcache-donate: memory is lent only if more than this fraction of the KV pool stays "
+    "spare. Default: 0.3."
 )
 
 # (name, type, default). The types are objects, not strings: SGLang would resolve strings in a
@@ -67,10 +96,27 @@ _FIELDS: list[tuple[str, Any, Any]] = [
         "auto",
     ),
     ("swiftcache_verify", A[bool, Arg(help=VERIFY_HELP), NS("memory")], False),
+    ("swiftcache_replicas", A[int, Arg(help=REPLICAS_HELP), NS("memory")], 1),
+    (
+        "swiftcache_ttl",
+        A[Optional[float], Arg(help=TTL_HELP), NS("memory")],  # noqa: UP045
+        None,
+    ),
     (
         "swiftcache_layer_stream",
         A[str, Arg(help=LAYER_STREAM_HELP), NS("memory")],
         "off",
+    ),
+    ("swiftcache_donate", A[str, Arg(help=DONATE_HELP), NS("memory")], donate_checks.OFF),
+    (
+        "swiftcache_low_water",
+        A[Optional[float], Arg(help=LOW_WATER_HELP), NS("memory")],  # noqa: UP045
+        None,
+    ),
+    (
+        "swiftcache_high_water",
+        A[Optional[float], Arg(help=HIGH_WATER_HELP), NS("memory")],  # noqa: UP045
+        None,
     ),
 ]
 
@@ -108,8 +154,11 @@ def _with_swiftcache(post_init: Callable[[Any], None]) -> Callable[[Any], None]:
     def with_swiftcache(self: Any) -> None:
         if self.device == "cpu":
             cpu_engine.enable()
+        donate_checks.normalize(self)
         flag_checks.normalize(self)
         layer_stream_checks.normalize(self)
+        if donate_checks.is_on(self):
+            donate_checks.check_before(self)
         if self.swiftcache_donors is None:
             post_init(self)
             return

@@ -1,6 +1,7 @@
 """Empty the donor blocks whose memory is asked back or whose donor is gone.
 
-A block in such memory is moved to another donor if there is room, or if room can be made by
+A block of which there is a copy elsewhere (``--swiftcache-replicas``) becomes that copy. Any other
+block in such memory is moved to another donor if there is room, or if room can be made by
 evicting what is colder. Otherwise the copy of a node that is on the device too is forgotten, and a
 node that lives on donors alone is dropped with its subtree: a later request misses and recomputes.
 No byte is read from the memory after it was given back, so a hit is never wrong.
@@ -18,6 +19,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 from sglang.srt.disaggregation.kv_events import StorageMedium
+
+from swiftcache_tier.blocks import NONE
 
 if TYPE_CHECKING:
     from sglang.srt.mem_cache.radix_cache import TreeNode
@@ -42,7 +45,9 @@ class Vacater:
         doomed = pool.tier.must_vacate()
         if doomed.size == 0:
             return
-        busy = self._in_flight()
+        busy = self.in_flight()
+        if pool.replicas is not None:
+            pool.replicas.drop(doomed, keep=self.blocks_in_flight())
         budget = max(1, pool.settings.vacate_bytes_per_step // pool.block_layout.block_bytes)
         moved = lost = 0
         # hottest first: they get the free blocks, and what they evict is colder
@@ -51,19 +56,38 @@ class Vacater:
                 break
             if node in busy or node.host_ref_counter > 0 or not self._has_copy(node):
                 continue
+            if not self._use_copies(node, doomed):
+                continue
             count = self._move(node, doomed)
             moved += count
             if count == 0:
-                lost += self._give_up(node, busy)
+                cause = self._cause(node, doomed)
+                given_up = self._give_up(node, busy)
+                self._cache.stats.lost_by_cause[cause] += given_up
+                lost += given_up
         self._cache.stats.moved_blocks += moved
-        self._cache.stats.lost_blocks += lost
         if moved or lost:
             logger.info(
                 "SwiftCache: %d blocks asked back: moved %d, lost %d in this step",
                 doomed.size,
                 moved,
                 lost,
+                extra={
+                    "event": "vacated",
+                    "asked_blocks": doomed.size,
+                    "moved_blocks": moved,
+                    "lost_blocks": lost,
+                },
             )
+
+    def blocks_in_flight(self) -> set[int]:
+        """Donor blocks that a transfer is reading or writing, their copies left aside."""
+        pool = self._cache.tier_pool
+        blocks: set[int] = set()
+        for node in self.in_flight():
+            if node.host_value is not None:
+                blocks.update(pool.blocks_of(node.host_value).tolist())
+        return blocks
 
     def drop_subtree(self, root: TreeNode) -> bool:
         """Remove a node that lives on donors only, and all below it. False if one is in use."""
@@ -98,7 +122,7 @@ class Vacater:
             and np.isin(pool.blocks_of(node.host_value), doomed).any()
         ]
 
-    def _in_flight(self) -> set[TreeNode]:
+    def in_flight(self) -> set[TreeNode]:
         """Nodes whose donor blocks a transfer is reading or writing."""
         cache = self._cache
         busy: set[TreeNode] = set()
@@ -109,6 +133,28 @@ class Vacater:
                 busy.add(node)
                 node = node.parent
         return busy
+
+    def _use_copies(self, node: TreeNode, doomed: np.ndarray) -> bool:
+        """Put a node's copies in the place of its doomed blocks. Returns whether any are left."""
+        pool = self._cache.tier_pool
+        if pool.replicas is None:
+            return True
+        blocks = pool.blocks_of(node.host_value)
+        inside = np.flatnonzero(np.isin(blocks, doomed))
+        copies = pool.replicas.of(blocks[inside]).max(axis=1)  # doomed ones were dropped before
+        saved = copies != NONE
+        pool.use_copies(blocks[inside[saved]], copies[saved])
+        blocks[inside[saved]] = copies[saved]
+        node.host_value = pool.slots_of(blocks)
+        self._cache.stats.blocks_saved_by_copies += int(np.count_nonzero(saved))
+        return not saved.all()
+
+    def _cause(self, node: TreeNode, doomed: np.ndarray) -> str:
+        """Why a node's doomed blocks go, as `TierStats` names it."""
+        tier = self._cache.tier_pool.tier
+        blocks = self._cache.tier_pool.blocks_of(node.host_value)
+        donors = tier.donor_of(blocks[np.isin(blocks, doomed)]).tolist()
+        return "reclaimed" if tier.lost_donors().isdisjoint(donors) else "donor_lost"
 
     def _move(self, node: TreeNode, doomed: np.ndarray) -> int:
         """Copy a node's doomed blocks elsewhere. Returns how many, 0 if there is no room."""

@@ -5,7 +5,8 @@ so a store that goes wrong is found too. On load it is checked twice: in donor m
 anything is queued, so that the hit ends before the first bad block; and in the device pool after
 the copy has completed, before a request is given the pages, so that neither a wrong copy nor a
 byte that changed since the first look gets through. Blocks that were moved between donors keep the
-checksum of their store.
+checksum of their store. Where a block has copies (``--swiftcache-replicas``), one that is right is
+read in its place.
 
 The price: a load does not overlap the forward, every block is read once more on store and twice
 more on load, and a checksum takes some 100 bytes of host memory a block. With the flag off,
@@ -23,6 +24,7 @@ import numpy as np
 import torch
 
 from swiftcache_kernel import PoolBuffers, block_checksums, page_checksums
+from swiftcache_tier.blocks import NONE
 
 if TYPE_CHECKING:
     from sglang.srt.mem_cache.base_prefix_cache import InitLoadBackParams
@@ -148,6 +150,9 @@ class LoadVerifier:
         differ = self._checksums.differ_in_memory(blocks, addresses)
         if not differ.any():
             return params
+        self._use_copies(path, blocks, differ)
+        if not differ.any():
+            return params
         last_node = self._drop(path, blocks, differ, "changed in donor memory")
         good_tokens = int(differ.argmax()) * self._cache.page_size
         return replace(params, best_match_node=last_node, host_hit_length=good_tokens)
@@ -181,6 +186,32 @@ class LoadVerifier:
         last_node = self._drop(path, blocks, differ, "arrived changed")
         return loaded[: int(differ.argmax()) * cache.page_size], last_node
 
+    def _use_copies(self, path: list[TreeNode], blocks: np.ndarray, differ: np.ndarray) -> None:
+        """Put a copy that is right in the place of each bad block that has one.
+
+        ``blocks`` of ``path``, from end to end, and ``differ`` are brought up to date.
+        """
+        pool = self._cache.tier_pool
+        if pool.replicas is None:
+            return
+        for column in range(pool.copies_wanted - 1):
+            places = np.flatnonzero(differ)
+            copies = pool.replicas.of(blocks[places])[:, column]
+            places, copies = places[copies != NONE], copies[copies != NONE]
+            if len(places) == 0:
+                continue
+            wrong = self._checksums.differ_in_memory(blocks[places], pool.tier.addresses(copies))
+            self._report(
+                blocks, places[~wrong], "changed in donor memory", "a copy of each is read instead"
+            )
+            pool.use_copies(blocks[places[~wrong]], copies[~wrong])
+            blocks[places[~wrong]] = copies[~wrong]
+            differ[places[~wrong]] = False
+            self._cache.stats.blocks_saved_by_copies += int(np.count_nonzero(~wrong))
+        ends = np.cumsum([len(node.key) // self._cache.page_size for node in path])
+        for node, own in zip(path, np.split(blocks, ends[:-1]), strict=True):
+            node.host_value = pool.slots_of(own)
+
     def _blocks(self, path: list[TreeNode]) -> np.ndarray:
         blocks_of = self._cache.tier_pool.blocks_of
         return np.concatenate([blocks_of(node.host_value) for node in path])
@@ -194,7 +225,9 @@ class LoadVerifier:
         """
         cache = self._cache
         good_tokens = int(differ.argmax()) * cache.page_size
-        self._report(blocks, differ, what)
+        tokens = (len(blocks) - int(differ.argmax())) * cache.page_size
+        places = np.flatnonzero(differ)
+        self._report(blocks, places, what, f"{tokens} tokens of the hit are recomputed")
         ends = np.cumsum([len(node.key) for node in path])
         place = int(np.searchsorted(ends, good_tokens, side="right"))
         node = path[place]
@@ -208,22 +241,23 @@ class LoadVerifier:
         self._vacater.drop_subtree(node)
         return parent
 
-    def _report(self, blocks: np.ndarray, differ: np.ndarray, what: str) -> None:
-        bad = blocks[differ]
+    def _report(self, blocks: np.ndarray, places: np.ndarray, what: str, remedy: str) -> None:
+        if len(places) == 0:
+            return
+        bad = blocks[places]
         self._cache.stats.corrupt_blocks += len(bad)
         tier = self._cache.tier_pool.tier
         names = tier.donor_names()
-        places = [
+        where = [
             f"{block} of donor {names[key]}"
             for block, key in zip(bad.tolist(), tier.donor_of(bad).tolist(), strict=True)
         ]
         logger.warning(
-            "SwiftCache verify: %d of %d blocks %s (block %s%s): %d tokens of the hit are "
-            "recomputed",
+            "SwiftCache verify: %d of %d blocks %s (block %s%s): %s",
             len(bad),
             len(blocks),
             what,
-            ", ".join(places[:LOGGED_BLOCKS]),
+            ", ".join(where[:LOGGED_BLOCKS]),
             ", ..." if len(bad) > LOGGED_BLOCKS else "",
-            (len(blocks) - int(differ.argmax())) * self._cache.page_size,
+            remedy,
         )

@@ -5,9 +5,9 @@ Every check raises ``SwiftCacheError`` with one line, before anything is allocat
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
+from sglang.srt.swiftcache.conflicts import Conflict
 from swiftcache_tier.errors import SwiftCacheError
 
 OFF, AUTO = "off", "auto"
@@ -17,65 +17,64 @@ DEFAULT_PAGE_TOKENS = 16
 ATTENTION_BACKENDS = {"cpu": ("torch_native",), "cuda": ("triton", "flashinfer", "fa3")}
 
 
-class _Conflict(NamedTuple):
-    flag: str
-    present: Callable[[Any], bool]
-    advice: str
-
-
 # What `--swiftcache-donors` refuses is not repeated: more than one rank, speculative decoding,
 # prefill-decode disaggregation, storage backends, page-major and packed pools, streaming sessions.
 _CONFLICTS = (
-    _Conflict(
+    Conflict(
         "--page-size 1",
         lambda a: a.page_size == 1,
         "one token a block is too little to stream: use --page-size 16 or 64",
     ),
-    _Conflict(
+    Conflict(
         "--hicache-write-policy write_back",
         lambda a: a.hicache_write_policy == "write_back",
         "what is streamed has its copy on donors from the start: use write_through or "
         "write_through_selective",
     ),
-    _Conflict(
+    Conflict(
         "--enable-two-batch-overlap",
         lambda a: a.enable_two_batch_overlap,
         "two batches would want two layers at once: drop the flag",
     ),
-    _Conflict(
+    Conflict(
         "--enable-dp-attention",
         lambda a: a.enable_dp_attention,
         "the ranks do not agree on window pages: drop the flag",
     ),
-    _Conflict(
+    Conflict(
         "--enable-pdmux",
         lambda a: a.enable_pdmux,
         "two streams would want two layers at once: drop the flag",
     ),
-    _Conflict(
+    Conflict(
         "--enable-torch-compile",
         lambda a: a.enable_torch_compile,
         "compiled models do not call the pool layer by layer: drop the flag",
     ),
-    _Conflict(
+    Conflict(
         "--enable-memory-saver",
         lambda a: a.enable_memory_saver,
         "memory that is mapped several times cannot be released and resumed: drop the flag",
     ),
-    _Conflict(
+    Conflict(
         "--enable-lora",
         lambda a: bool(a.enable_lora or a.lora_paths),
         "its captured graphs are not covered: drop the flag",
     ),
-    _Conflict(
+    Conflict(
         "--prefill-only-disable-kv-cache",
         lambda a: a.prefill_only_disable_kv_cache,
         "there is no KV to stream: drop one of the two flags",
     ),
-    _Conflict(
+    Conflict(
         "--swiftcache-verify",
         lambda a: a.swiftcache_verify,
         "blocks that are written in every step have no checksum: drop one of the two flags",
+    ),
+    Conflict(
+        "--swiftcache-replicas",
+        lambda a: a.swiftcache_replicas != 1,
+        "what is streamed has one copy: drop one of the two flags",
     ),
 )
 

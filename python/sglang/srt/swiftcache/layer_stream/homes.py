@@ -135,7 +135,7 @@ class StreamVacater(Vacater):
         They are recomputed once they have been evicted from the device.
         """
         cache = self._stream_cache
-        busy = self._in_flight()
+        busy = self.in_flight()
         on_device = [n for n in subtree(cache.root_node) if n is not cache.root_node]
         for node in sorted(on_device, key=lambda n: n.last_access_time):
             if tokens <= 0:

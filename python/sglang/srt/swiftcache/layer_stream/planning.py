@@ -39,6 +39,9 @@ def plan_forward(
     if pages.size == 0 and new_pages.size == 0:
         return None
     homes, new_homes = book.homes_of(pages), book.homes_of(new_pages)
+    # of a page that is partly new, what is written is counted whole
+    pool.traffic.count("load", homes)
+    pool.traffic.count("store", new_homes)
     addresses = pool.tier.addresses
     return ForwardPlan(
         pages,

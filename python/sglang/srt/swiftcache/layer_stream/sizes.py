@@ -13,14 +13,11 @@ from swiftcache_tier.receiver.offered import offered_bytes
 from swiftcache_tier.settings import Settings
 from swiftcache_tier.spec import parse_specs
 from swiftcache_tier.stream import StreamPlan, plan_auto, plan_window, regular_tokens_for
-from swiftcache_tier.stream.sizing import StreamShape
+from swiftcache_tier.stream.sizing import SLOT_OVERHEAD_BYTES, StreamShape
 
 logger = logging.getLogger(__name__)
 
 OFF, AUTO = "off", "auto"
-
-SLOT_OVERHEAD_BYTES = 64
-"""SGLang's eager input buffers have a place for every slot: ids, positions, locations, masks."""
 
 
 def shape_of(configurator: Any) -> StreamShape:

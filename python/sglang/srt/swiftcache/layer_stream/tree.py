@@ -294,6 +294,10 @@ class StreamRadixCache(DonorRadixCache):
         held: int = super().protected_size()
         return held + self.allocator.book.retired * self.page_size
 
+    def blocks_of_no_node(self) -> np.ndarray:
+        """Homes of window pages; those of nodes on window slots are the nodes' blocks too."""
+        return self.allocator.book.homes()
+
     def status(self) -> dict[str, Any]:
         book = self.allocator.book
         return {

@@ -1,0 +1,186 @@
+"""What ``--swiftcache-donate`` asks of a server's other flags, before anything is allocated.
+
+Every check raises ``SwiftCacheError`` with one line: what was wrong and what to do.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from sglang.srt.swiftcache.conflicts import Conflict
+from swiftcache_tier.control.runtime_dir import DonorPaths, donor_paths
+from swiftcache_tier.donor.water import WaterMarks
+from swiftcache_tier.errors import SwiftCacheError
+
+OFF = "off"
+AUTO = "auto"
+PAGE_TOKENS = 16
+CPU_BACKEND = "torch_native"
+GPU_BACKEND = "triton"
+
+_ONE_RANK = "ranks do not agree on what they lend yet"
+
+_CONFLICTS = (
+    Conflict(
+        "--swiftcache-layer-stream",
+        lambda a: getattr(a, "swiftcache_layer_stream", OFF) not in (None, OFF),
+        "a layer window aliases memory layer by layer, and pages that can be lent hold all layers "
+        "of a token: drop one of the two, or lend other memory (swiftcache donor)",
+    ),
+    Conflict("--tensor-parallel-size > 1", lambda a: a.tp_size > 1, f"{_ONE_RANK}: use --tp 1"),
+    Conflict("--pipeline-parallel-size > 1", lambda a: a.pp_size > 1, f"{_ONE_RANK}: use --pp 1"),
+    Conflict(
+        "--data-parallel-size > 1",
+        lambda a: a.dp_size > 1,
+        "start one server per replica instead, behind SGLang's router",
+    ),
+    Conflict(
+        "--dcp-size > 1",
+        lambda a: a.dcp_size > 1,
+        "interleaved KV shards are not covered: use --dcp-size 1",
+    ),
+    Conflict(
+        "--page-size 1",
+        lambda a: a.page_size == 1,
+        f"memory is lent in whole pages of many tokens: use --page-size {PAGE_TOKENS}",
+    ),
+    Conflict(
+        "--disable-radix-cache",
+        lambda a: a.disable_radix_cache,
+        "what is lent is made room for in the prefix cache: drop --disable-radix-cache",
+    ),
+    Conflict(
+        "--speculative-algorithm",
+        lambda a: a.speculative_algorithm is not None,
+        "a draft model's KV shares the page numbers: drop --speculative-algorithm",
+    ),
+    Conflict(
+        "--disaggregation-mode",
+        lambda a: a.disaggregation_mode != "null",
+        "prefill-decode disaggregation is not covered: drop --disaggregation-mode",
+    ),
+    Conflict(
+        "--enable-hierarchical-cache",
+        lambda a: a.enable_hierarchical_cache and a.swiftcache_donors is None,
+        "HiCache's host tier does not read page-major pools: use --swiftcache-donors instead",
+    ),
+    Conflict(
+        "--enable-lmcache or --enable-flexkv",
+        lambda a: a.enable_lmcache or a.enable_flexkv,
+        "their connectors do not read page-major pools: use --swiftcache-donors instead",
+    ),
+    Conflict(
+        "--enable-unified-memory or --enable-hisparse",
+        lambda a: a.enable_unified_memory or a.enable_hisparse,
+        "both bring a KV pool of their own: drop the flag",
+    ),
+    Conflict(
+        "--swiftcache-verify",
+        lambda a: a.swiftcache_verify,
+        "checksums are taken of pools that are laid out layer by layer: drop one of the two",
+    ),
+    Conflict(
+        "--enable-memory-saver",
+        lambda a: a.enable_memory_saver,
+        "it would release memory that others have mapped: drop the flag",
+    ),
+    Conflict(
+        "--enable-streaming-session",
+        lambda a: a.enable_streaming_session,
+        "streaming sessions hold KV outside the radix tree: drop the flag",
+    ),
+    Conflict(
+        "--dllm-algorithm",
+        lambda a: a.dllm_algorithm is not None,
+        "diffusion models are not covered: drop one of the two flags",
+    ),
+    Conflict(
+        "--kv-cache-dtype fp4 / mxfp8",
+        lambda a: "fp4" in str(a.kv_cache_dtype) or "mxfp" in str(a.kv_cache_dtype),
+        "scales of packed KV formats are not in the pages: use auto, bf16, fp8_e4m3 or fp8_e5m2",
+    ),
+)
+
+
+def is_on(args: Any) -> bool:
+    """Whether the server lends its own memory."""
+    return bool(args.swiftcache_donate != OFF)
+
+
+def own_donor(args: Any) -> DonorPaths | None:
+    """Where this server lends; None if it does not."""
+    if not is_on(args):
+        return None
+    return donor_paths(Path(args.swiftcache_runtime_dir), f"engine-{args.port}")
+
+
+def water_marks(args: Any) -> WaterMarks:
+    """The flags' marks. Raises SwiftCacheError for what is no fraction, or in the wrong order."""
+    given = {"low": args.swiftcache_low_water, "high": args.swiftcache_high_water}
+    marks = {name: value for name, value in given.items() if value is not None}
+    if args.swiftcache_donate != AUTO:
+        try:
+            marks["most"] = float(args.swiftcache_donate)
+        except ValueError:
+            raise SwiftCacheError(
+                f"--swiftcache-donate {args.swiftcache_donate}: expected off, auto, or the "
+                "fraction of the KV pool that may be lent, as in 0.5"
+            ) from None
+    return WaterMarks(**marks)
+
+
+def normalize(args: Any) -> None:
+    """Bring the field into one form, and refuse water marks that mark nothing."""
+    word = str(args.swiftcache_donate).strip().lower()
+    # a key of a YAML file may arrive as a boolean
+    args.swiftcache_donate = {"false": OFF, "none": OFF, "true": AUTO}.get(word, word)
+    if is_on(args):
+        return
+    for flag in ("low", "high"):
+        if getattr(args, f"swiftcache_{flag}_water") is not None:
+            raise SwiftCacheError(
+                f"--swiftcache-{flag}-water has no effect without --swiftcache-donate: add the one "
+                "or drop the other"
+            )
+
+
+def check_before(args: Any) -> None:
+    """Check the flags, and choose page size and attention backend where the user did not."""
+    from sglang.srt.swiftcache import startup_check
+    from swiftcache_tier.control.runtime_dir import default_runtime_dir
+
+    water_marks(args)
+    for conflict in _CONFLICTS:
+        if conflict.present(args):
+            raise SwiftCacheError(
+                f"--swiftcache-donate cannot be used with {conflict.flag}: {conflict.advice}"
+            )
+    startup_check.check()
+    args.swiftcache_runtime_dir = str(args.swiftcache_runtime_dir or default_runtime_dir())
+    args.page_size = args.page_size or PAGE_TOKENS
+    backends = (
+        args.attention_backend,
+        args.prefill_attention_backend,
+        args.decode_attention_backend,
+    )
+    if not any(backends):
+        args.attention_backend = CPU_BACKEND if args.device == "cpu" else GPU_BACKEND
+
+
+def turn_page_major_on(args: Any) -> bool:
+    """Have the KV pool laid out page by page. Returns whether SGLang's own check is to follow.
+
+    Raises:
+        SwiftCacheError: an attention backend that cannot read such a pool.
+    """
+    readable = CPU_BACKEND if args.device == "cpu" else GPU_BACKEND
+    unreadable = set(args._resolved_attention_backends()) - {None, readable}
+    if unreadable:
+        raise SwiftCacheError(
+            f"--swiftcache-donate keeps all layers of a page together, which attention backend "
+            f"{' and '.join(sorted(unreadable))} cannot read: use --attention-backend {readable}"
+        )
+    args.enable_page_major_kv_layout = True
+    # SGLang's check knows the layout on CUDA alone; on the CPU the pool sees to it itself.
+    return bool(args.device != "cpu")

@@ -1,0 +1,338 @@
+"""``Donation``: a server lends its own KV memory while it is idle, and takes it back."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from http import HTTPStatus
+from typing import Any
+
+from sglang.srt.managers.io_struct import AbortReq
+
+from sglang.srt.swiftcache import donate_checks
+from sglang.srt.swiftcache.compaction import Compactor
+from sglang.srt.swiftcache.donation_metrics import DonationMetrics
+from sglang.srt.swiftcache.elastic_allocator import ElasticAllocator
+from sglang.srt.swiftcache.elastic_pool import ElasticKVPool
+from sglang.srt.swiftcache.forward_fence import ForwardFence
+from sglang.srt.swiftcache.request_needs import (
+    tokens_needed,
+    tokens_of_running,
+    tokens_of_waiting,
+)
+from swiftcache_tier.donor.elastic import ElasticDonor
+from swiftcache_tier.donor.plan import plan_pool_donor
+from swiftcache_tier.donor.water import Levels
+from swiftcache_tier.settings import Settings
+from swiftcache_tier.sizes import format_size
+
+logger = logging.getLogger(__name__)
+
+# Looking for extents to lend, and emptying some, takes no more of a busy scheduler's time.
+LENDING_SHARE = 0.05
+
+
+@dataclass
+class DonationTotals:
+    """Since the start."""
+
+    lent_extents: int = 0
+    returned_extents: int = 0
+    take_backs: int = 0
+    take_back_seconds: float = 0.0
+    """From asking to having all that was asked for."""
+    held_steps: int = 0
+    """Scheduler steps that waited for memory on its way back."""
+    aborted_requests: int = 0
+
+
+@dataclass
+class _Scrub:
+    """Extents that are being zeroed before they are lent."""
+
+    slots: list[int]
+    is_done: Callable[[], bool]
+
+
+class Donation:
+    """Decides, at every scheduler step, what is lent and what is asked back.
+
+    Scheduler thread only, between two batches: outside of SGLang's free groups, and when no prefix
+    has been matched yet for the batch to come.
+    """
+
+    def __init__(self, scheduler: Any) -> None:
+        """Raises SwiftCacheError when receivers could not find the donor."""
+        args = scheduler.server_args
+        self.totals = DonationTotals()
+        self._scheduler = scheduler
+        self._settings = settings = Settings.from_env()
+        self._marks = donate_checks.water_marks(args)
+        self._allocator: ElasticAllocator = scheduler.token_to_kv_pool_allocator
+        self._pool: ElasticKVPool = self._allocator.get_kvcache()
+        self._map = self._pool.page_map
+        self._fence = ForwardFence(scheduler.forward_stream, self._allocator.device)
+        self._compactor = Compactor(
+            scheduler.tree_cache, self._allocator, self._fence, settings.compact_bytes_per_step
+        )
+        self._lent: set[int] = set()
+        """Extents that are not this engine's to use: lent, or being scrubbed for it."""
+        self._scrubbing: list[_Scrub] = []
+        self._aim = 0
+        """Extents that are meant to be lent; what the donor has beyond them is asked back."""
+        self._asked_s: float | None = None
+        """Since when something that was asked back has been missing."""
+        self._came_back = 0
+        """Extents, since then."""
+        self._quiet_until_s = 0.0
+        self._cold = 0
+        self._cold_as_of_s = 0.0
+        self._lend_after_s = 0.0
+        paths = donate_checks.own_donor(args)
+        assert paths is not None, "the server does not lend"
+        self._plan = plan_pool_donor(self._pool.memory, paths, settings)
+        self._donor = ElasticDonor(self._plan, self._pool.memory, settings)
+        self._donor.start()
+        self._metrics = None
+        if args.enable_metrics:
+            labels = args.extra_metric_labels or {}
+            self._metrics = DonationMetrics(
+                self._plan.paths.name, labels, settings.metrics_interval_s
+            )
+        logger.info(
+            "SwiftCache: lends from %s of KV memory as %s",
+            format_size(self._plan.size_bytes),
+            self._plan.paths.spec,
+        )
+
+    def step(self, running_batch: Any) -> None:
+        """Take in what came back, hand over what was scrubbed, then lend or ask back."""
+        now_s = time.monotonic()
+        self._take_in(running_batch, now_s)
+        self._hand_over()
+        if self._metrics is not None:
+            totals = self.totals
+            self._metrics.step(
+                self._donor.handed_over,
+                self._plan.extents,
+                totals.take_backs,
+                totals.aborted_requests,
+            )
+        if not (self._lent or self._donor.demand):
+            return
+        levels = self._levels(running_batch, now_s)
+        self._ask_back(levels, now_s)
+        self._lend(levels, running_batch, now_s)
+        self._abort_what_cannot_fit(running_batch)
+
+    def holds_decode(self, running_batch: Any, last_batch: Any) -> bool:
+        """Whether the next step is not to be taken yet: it would evict or retract what is hot."""
+        if not self._awaits() or running_batch.is_empty() or self._scheduler.chunked_req:
+            return False
+        if last_batch is not None and last_batch.forward_mode.is_extend():
+            return False  # has yet to be merged into the running batch
+        needed = running_batch.new_tokens_required_next_decode()
+        return self._hold(needed > self._allocator.available_size() + self._cold_now())
+
+    def holds_prefill(self, running_batch: Any) -> bool:
+        """Whether the head of the queue waits for memory on its way back, rather than evict."""
+        scheduler = self._scheduler
+        if not self._awaits() or scheduler.chunked_req or not scheduler.waiting_queue:
+            return False
+        ratio = scheduler.new_token_ratio_tracker.current
+        needed = tokens_of_waiting(scheduler.waiting_queue[0], self._allocator.page_size)
+        needed += tokens_of_running(running_batch.reqs, ratio)
+        return self._hold(needed > self._allocator.available_size() + self._cold_now())
+
+    def close(self) -> None:
+        """Ask everything back and end; what is not back in time stays with its receivers."""
+        if not self._donor.stop():
+            logger.error("SwiftCache: the donor's thread did not end")
+
+    def status(self) -> dict[str, Any]:
+        """Plain data for ``/server_info``."""
+        reply = self._donor.status()
+        totals, cost = self.totals, self._compactor.totals
+        gib_emptied = cost.emptied_extents * self._map.extent_bytes / (1 << 30)
+        return {
+            "name": self._plan.paths.name,
+            "state": "starting" if reply is None else reply.state,
+            "extent_bytes": self._map.extent_bytes,
+            "extents": {} if reply is None else reply.extents,
+            "lent_bytes": self._donor.handed_over * self._map.extent_bytes,
+            "aim_bytes": self._aim * self._map.extent_bytes,
+            "owned_tokens": self._allocator.size - self._allocator.held_tokens,
+            "receivers": [] if reply is None else [r.name for r in reply.receivers],
+            "lent_extents": totals.lent_extents,
+            "returned_extents": totals.returned_extents,
+            "take_backs": totals.take_backs,
+            "take_back_seconds": round(totals.take_back_seconds, 6),
+            "held_steps": totals.held_steps,
+            "aborted_requests": totals.aborted_requests,
+            "evicted_tokens": cost.evicted_tokens,
+            "moved_pages": cost.moved_pages,
+            "compaction_seconds": round(cost.seconds, 6),
+            "compaction_seconds_per_gib": round(cost.seconds / gib_emptied, 6)
+            if gib_emptied
+            else 0.0,
+        }
+
+    def _take_in(self, running_batch: Any, now_s: float) -> None:
+        slots = self._donor.take_returned()
+        if slots:
+            self._lent.difference_update(slots)
+            self._allocator.release(slots)
+            # Queued on the stream on which their pages are handed out, so before any use of them.
+            self._zero(slots)
+            self.totals.returned_extents += len(slots)
+            self._came_back += len(slots)
+            running_batch.batch_is_full = False
+        self._aim = min(self._aim, self._donor.handed_over)
+        # What is stuck may never come, and all else goes on without it.
+        if self._asked_s is not None and self._missing() <= self._stuck():
+            spent_s, self._asked_s = now_s - self._asked_s, None
+            self.totals.take_back_seconds += spent_s
+            self._quiet_until_s = now_s + self._settings.lend_quiet_s
+            logger.info(
+                "SwiftCache: took %s back in %.1f ms, %s missing",
+                format_size(self._came_back * self._map.extent_bytes),
+                spent_s * 1e3,
+                format_size(self._missing() * self._map.extent_bytes),
+            )
+
+    def _hand_over(self) -> None:
+        while self._scrubbing and self._scrubbing[0].is_done():
+            slots = self._scrubbing.pop(0).slots
+            # What is on its way back stays so.
+            self._aim += len(slots)
+            self._donor.lend(slots, self._aim)
+            self.totals.lent_extents += len(slots)
+
+    def _ask_back(self, levels: Levels, now_s: float) -> None:
+        stuck = self._stuck()
+        missing = self._missing()
+        extents = self._marks.to_take_back(
+            levels,
+            self._map.extent_pages,
+            self._donor.handed_over - stuck,
+            max(0, missing - stuck),
+        )
+        if extents <= 0:
+            return
+        self._aim = max(0, self._donor.handed_over - missing - extents)
+        self._donor.aim(self._aim)
+        self._quiet_until_s = now_s + self._settings.lend_quiet_s
+        if self._asked_s is None:
+            self._asked_s = now_s
+            self._came_back = 0
+            self.totals.take_backs += 1
+
+    def _lend(self, levels: Levels, running_batch: Any, now_s: float) -> None:
+        demand = self._donor.demand - sum(len(scrub.slots) for scrub in self._scrubbing)
+        if demand <= 0 or self._asked_s is not None or now_s < self._quiet_until_s:
+            return
+        idle = running_batch.is_empty() and not self._scheduler.waiting_queue
+        if not idle and now_s < self._lend_after_s:
+            return
+        most = max(1, self._settings.offer_bytes_max // self._map.extent_bytes)
+        extents = min(
+            most, self._marks.to_lend(levels, self._map.extent_pages, len(self._lent), demand)
+        )
+        if extents == 0:
+            return
+        slots = self._wholly_free(extents)
+        if len(slots) < extents:
+            self._compactor.empty(extents - len(slots), self._lent | set(slots), self._cold_now())
+            slots = self._wholly_free(extents)
+        if slots:
+            self._allocator.hold(slots)
+            self._lent.update(slots)
+            self._scrubbing.append(_Scrub(slots, self._fence.queue(lambda: self._zero(slots))))
+            self._hand_over()
+        self._lend_after_s = now_s + (time.monotonic() - now_s) / LENDING_SHARE
+
+    def _zero(self, slots: list[int]) -> None:
+        for slot in slots:
+            self._pool.zero_extent(slot)
+
+    def _wholly_free(self, extents: int) -> list[int]:
+        found: list[int] = self._map.wholly_free(self._allocator.free_mask(), self._lent).tolist()
+        return found[:extents]
+
+    def _levels(self, running_batch: Any, now_s: float) -> Levels:
+        page_size = self._allocator.page_size
+        if now_s - self._cold_as_of_s >= self._settings.cold_scan_s:
+            self._cold_as_of_s = now_s
+            self._cold = self._compactor.cold_tokens(now_s - self._settings.cold_after_s)
+        capacity = self._map.pages - 1
+        needed = tokens_needed(self._scheduler, running_batch.reqs) // page_size
+        return Levels(
+            capacity=capacity,
+            free=self._allocator.available_size() // page_size,
+            cold=self._cold_now() // page_size,
+            needed=min(needed, capacity),
+        )
+
+    def _cold_now(self) -> int:
+        """Cold tokens as last counted, less what has been evicted since, if that shows."""
+        evictable: int = self._scheduler.tree_cache.evictable_size()
+        return min(self._cold, evictable)
+
+    def _missing(self) -> int:
+        """Extents that were asked back and have not come."""
+        return max(0, self._donor.handed_over - self._aim)
+
+    def _stuck(self) -> int:
+        """Extents of receivers that do not answer, or not in time."""
+        reply = self._donor.status()
+        if reply is None:
+            return 0
+        return reply.extents["degraded"] + reply.extents["orphaned"]
+
+    def _awaits(self) -> bool:
+        """Whether memory is on its way back that is worth waiting for."""
+        if self._asked_s is None or self._missing() <= self._stuck():
+            return False
+        return time.monotonic() - self._asked_s < self._settings.take_back_wait_s
+
+    def _hold(self, holds: bool) -> bool:
+        self.totals.held_steps += holds
+        if holds and self._scheduler.enable_hierarchical_cache:
+            # A server that waits for others must go on giving back what it has of theirs.
+            self._scheduler.tree_cache.check_hicache_events()
+        return holds
+
+    def _abort_what_cannot_fit(self, running_batch: Any) -> None:
+        """End requests that only memory could serve which its holders do not return."""
+        scheduler = self._scheduler
+        late = 0 < self._missing() <= self._stuck()
+        if not late or scheduler.chunked_req or not running_batch.is_empty():
+            return
+        owned = self._allocator.size - self._allocator.held_tokens
+        while scheduler.waiting_queue:
+            head = scheduler.waiting_queue[0]
+            if tokens_of_waiting(head, self._allocator.page_size) <= owned:
+                return
+            abort(scheduler, head, self._why_not(head, owned))
+            self.totals.aborted_requests += 1
+            running_batch.batch_is_full = False  # for it, admission was closed
+
+    def _why_not(self, request: Any, owned: int) -> str:
+        return (
+            f"the request needs {tokens_of_waiting(request, 0)} tokens of KV and {owned} of this "
+            f"server's {self._allocator.size} are its own now: the rest is lent and was not given "
+            f"back within {self._settings.reclaim_deadline_s:g} s; see `swiftcache status`, and "
+            f"try again later"
+        )
+
+
+def abort(scheduler: Any, request: Any, why: str) -> None:
+    """End a request that waits, and tell whoever sent it."""
+    scheduler.waiting_queue = [r for r in scheduler.waiting_queue if r is not request]
+    logger.warning("SwiftCache: aborted request %s: %s", request.rid, why)
+    reason = {"type": "abort", "status_code": HTTPStatus.SERVICE_UNAVAILABLE, "message": why}
+    scheduler.ipc_channels.send_to_tokenizer.send_output(
+        AbortReq(finished_reason=reason, rid=request.rid), request
+    )

@@ -1,0 +1,31 @@
+"""What moves blocks between donors and a pool that is laid out page by page."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from swiftcache_kernel.page_major import PageMajorBuffers, PageMajorTransfer
+from swiftcache_tier.receiver.tier import DonorTier
+
+
+class PageMajorPaths:
+    """As ``PathChooser``, with one path: a page is one run of bytes, and a layer a part of it.
+
+    Scheduler thread only.
+    """
+
+    def __init__(self, buffers: PageMajorBuffers, tier: DonorTier) -> None:
+        self._buffers = buffers
+        self._tier = tier
+
+    def transfers(
+        self, blocks: np.ndarray, pages: torch.Tensor
+    ) -> tuple[PageMajorTransfer, PageMajorTransfer]:
+        """For the first layer of a load and for everything else, see ``PathChooser``."""
+        addresses = torch.from_numpy(self._tier.addresses(blocks))
+        if self._buffers.device.type == "cuda":
+            # From pageable memory the call would wait for the stream.
+            addresses = addresses.pin_memory().to(self._buffers.device, non_blocking=True)
+        transfer = PageMajorTransfer(addresses, pages.contiguous(), self._buffers)
+        return transfer, transfer

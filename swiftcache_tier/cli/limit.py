@@ -1,0 +1,68 @@
+"""`swiftcache limit`: what a donor lends at most."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+from swiftcache_tier.cli.arguments import add_donor, size
+from swiftcache_tier.control.messages import PROTOCOL, LimitRequest
+from swiftcache_tier.control.query import ask
+from swiftcache_tier.control.runtime_dir import donor_paths
+from swiftcache_tier.lease import LeaseState
+from swiftcache_tier.settings import Settings
+from swiftcache_tier.sizes import format_size
+
+
+def add_parser(subparsers: Any) -> None:
+    parser = subparsers.add_parser(
+        "limit",
+        help="limit what a donor lends, in all or to a receiver",
+        description="Let a donor lend no more than SIZE: what is over is asked back at once. The "
+        "limit holds until it is changed or the donor ends. After `swiftcache drain`, a limit in "
+        "all lets the donor lend again.",
+    )
+    add_donor(parser)
+    parser.add_argument(
+        "size",
+        type=_size_or_none,
+        metavar="SIZE",
+        help="as in 8GiB, rounded down to whole extents; 'none' lifts the limit",
+    )
+    whom = parser.add_mutually_exclusive_group()
+    whom.add_argument(
+        "--receiver", metavar="NAME", help="limit what this receiver holds, by its name in status"
+    )
+    whom.add_argument(
+        "--each",
+        action="store_true",
+        help="limit what each receiver holds that has no limit of its own",
+    )
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    paths = donor_paths(arguments.runtime_dir, arguments.name)
+    request = LimitRequest(
+        protocol=PROTOCOL,
+        bytes=arguments.size,
+        receiver=arguments.receiver,
+        each=arguments.each,
+    )
+    reply = ask(paths, request, Settings.from_env())
+    whom = arguments.receiver or ("each receiver" if arguments.each else "all receivers")
+    amount = "without limit"
+    if arguments.size is not None:
+        extents = arguments.size // reply.extent_bytes
+        amount = f"at most {format_size(extents * reply.extent_bytes)} ({extents} extents)"
+    lent = sum(n for state, n in reply.extents.items() if state != LeaseState.FREE)
+    print(
+        f"swiftcache: {reply.name} lends {whom} {amount}; "
+        f"{format_size(lent * reply.extent_bytes)} are lent now, "
+        f"{format_size(reply.extents[LeaseState.RECLAIMING] * reply.extent_bytes)} of it asked back"
+    )
+    return 0
+
+
+def _size_or_none(text: str) -> int | None:
+    return None if text == "none" else size(text)

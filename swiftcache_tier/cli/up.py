@@ -1,0 +1,62 @@
+"""`swiftcache up`: start a set of servers and donors, and end them together."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from pathlib import Path
+from typing import Any
+
+import uvloop
+
+from swiftcache_tier.cli.arguments import add_runtime_dir
+
+_FAILED = 1
+
+
+def add_parser(subparsers: Any) -> None:
+    parser = subparsers.add_parser(
+        "up",
+        help="start the servers and donors of a file, and end them together",
+        description="Start the servers and donors that FILE describes, donors before receivers, "
+        "and forward their lines. Ctrl-C ends all of them, a second one at once; so does the end "
+        "of any of them. SWIFTCACHE_MASTER_MODEL and SWIFTCACHE_WORKER_MODELS (with commas) "
+        "replace the models of the receiver and the donor servers, and stand for a file where none "
+        "is named; SWIFTCACHE_ROLE (master or worker) starts only those.",
+    )
+    parser.add_argument("file", nargs="?", type=Path, metavar="FILE", help="YAML; see docs")
+    parser.add_argument(
+        "--server-args",
+        default="",
+        metavar="FLAGS",
+        help="more flags for every server, in quotes",
+    )
+    parser.add_argument(
+        "--dry-run", action="store_true", help="check everything, print the commands, start nothing"
+    )
+    add_runtime_dir(parser)
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    # Imported here: the other subcommands have no use for them.
+    from swiftcache_tier.cluster.commands import waves
+    from swiftcache_tier.cluster.config import read_cluster_file, split_args
+    from swiftcache_tier.cluster.environment import apply_environment, cluster_of_environment
+    from swiftcache_tier.cluster.ports import check_ports
+    from swiftcache_tier.cluster.supervisor import supervise
+    from swiftcache_tier.control.runtime_dir import ensure_runtime_dir
+
+    if arguments.file is None:
+        cluster = cluster_of_environment(os.environ)
+    else:
+        cluster = apply_environment(read_cluster_file(arguments.file), os.environ)
+    more_args = tuple(split_args(arguments.server_args, "--server-args"))
+    groups = waves(cluster, arguments.runtime_dir, more_args)
+    if arguments.dry_run:
+        for member in (member for group in groups for member in group):
+            print(member.line)
+        return 0
+    ensure_runtime_dir(arguments.runtime_dir)
+    check_ports(cluster)
+    return 0 if uvloop.run(supervise(groups, cluster)) else _FAILED

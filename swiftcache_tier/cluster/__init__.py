@@ -1,0 +1,1 @@
+"""Several servers and donors of one machine, started and ended together: `swiftcache up`."""

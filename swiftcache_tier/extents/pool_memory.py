@@ -1,0 +1,84 @@
+"""The memory of an engine's own KV pool, made of extents that can be lent one by one."""
+
+from __future__ import annotations
+
+import os
+from contextlib import ExitStack
+
+from swiftcache_tier.extents.address_range import HostAddressRange
+from swiftcache_tier.extents.base import AddressRange, Arena, Extent
+from swiftcache_tier.extents.host import HostArena
+
+
+class PoolMemory:
+    """One range of addresses that its owner uses like any memory, and shares extent by extent.
+
+    All extents stay mapped here, also while they are lent: whoever was handed a descriptor can
+    reach that extent, and no other, until it has closed and unmapped it. Nothing revokes it. A
+    child that is forked does not inherit the mapping of host memory.
+    """
+
+    def __init__(self, device: str, extent_bytes: int, extents: int) -> None:
+        """Memory of `device` ("cpu" or "cuda:N"), taken at once on a GPU, that reads as zeros.
+
+        Raises SwiftCacheError when the system refuses, ValueError unless `extent_bytes` is a
+        multiple of `granularity_bytes(device)`.
+        """
+        self.extent_bytes = extent_bytes
+        self.extents = extents
+        self.size_bytes = extents * extent_bytes
+        self._extents: list[Extent] = []
+        with ExitStack() as on_failure:
+            arena, self._range = _arena_and_range(device, self.size_bytes)
+            on_failure.callback(self.close)
+            self.arena = arena
+            for slot in range(extents):
+                self._extents.append(arena.create(extent_bytes))
+                self._map(slot)
+            on_failure.pop_all()
+
+    @property
+    def base(self) -> int:
+        """Address of the first byte."""
+        return self._range.base
+
+    def share(self, slot: int) -> int:
+        """A descriptor of the extent for a receiver; the caller closes it. Raises OSError."""
+        return self._extents[slot].share()
+
+    def close(self) -> None:
+        """Unmap everything; what receivers have mapped lives on. May be repeated."""
+        self._range.close()
+        for extent in self._extents:
+            extent.close()
+
+    def _map(self, slot: int) -> None:
+        descriptor = self._extents[slot].share()
+        try:
+            self._range.map(slot * self.extent_bytes, descriptor, self.extent_bytes)
+        finally:
+            os.close(descriptor)
+
+
+def granularity_bytes(device: str) -> int:
+    """Extents of a pool's memory on `device` ("cpu" or "cuda:N") are multiples of this."""
+    if device == "cpu":
+        return HostArena.granularity_bytes
+    from swiftcache_tier.extents import device_memory
+
+    return device_memory.granularity_bytes(_ordinal(device))
+
+
+def _arena_and_range(device: str, size_bytes: int) -> tuple[Arena, AddressRange]:
+    if device == "cpu":
+        return HostArena(), HostAddressRange(size_bytes)
+    # Loads CUDA's bindings, which a CPU build does without.
+    from swiftcache_tier.extents.cuda import CudaArena
+    from swiftcache_tier.extents.cuda_address_range import CudaAddressRange
+
+    ordinal = _ordinal(device)
+    return CudaArena(ordinal, context_idle_s=None), CudaAddressRange(size_bytes, ordinal)
+
+
+def _ordinal(device: str) -> int:
+    return int(device.partition(":")[2] or 0)

@@ -1,0 +1,1 @@
+"""Stands in for SGLang: its launcher is the fake server, with the same command line."""

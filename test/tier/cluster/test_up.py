@@ -1,0 +1,204 @@
+"""`swiftcache up` with real processes: started in order, watched, and ended in every phase."""
+
+from __future__ import annotations
+
+import signal
+import socket
+import subprocess
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from tier.cluster.conftest import Up, running
+
+from support.processes import free_port, wait_until
+
+Start = Callable[[str], Up]
+
+DEADLINE_S = 60.0
+
+
+def server(name: str, port: int, flags: str = "", more: str = "") -> str:
+    return f"  {name}: {{model: {name}-model, port: {port}, args: '{flags}'{more}}}\n"
+
+
+@pytest.fixture
+def ports() -> list[int]:
+    return [free_port() for _ in range(3)]
+
+
+def test_donors_serve_before_receivers_start_and_all_end_on_ctrl_c(
+    start_up: Start, ports: list[int]
+) -> None:
+    first, second, third = ports
+    up = start_up(
+        "donors: {attic: {device: host, size: 64MiB}}\n"
+        "env: {GREETING: hello}\n"
+        "servers:\n"
+        + server("chat", first, "--page-size 16", ", role: receiver")
+        + server("code", second, "", ", role: donor")
+        + server("plain", third)
+    )
+    up.wait_for("ready: ")
+    for name, port in (("chat", first), ("code", second), ("plain", third)):
+        assert f"{name} at http://127.0.0.1:{port}" in up.said()
+    chat, code = up.record(first), up.record(second)
+    assert chat["time"] > code["time"]
+    assert up.said().index("starting attic") < up.said().index("starting code")
+    assert chat["argv"][-3:] == ["--swiftcache-donors", "--page-size", "16"]
+    assert code["argv"][-2:] == ["--swiftcache-donate", "auto"]
+    assert chat["greeting"] == "hello"
+    status = ["-m", "swiftcache_tier", "status", "--json", "--runtime-dir", chat["runtime_dir"]]
+    listed = subprocess.run([up.process.args[0], *status], capture_output=True, check=True)
+    assert b'"attic"' in listed.stdout
+    pids = up.pids()
+    assert running(pids) == pids
+    up.signal(signal.SIGINT)
+    assert up.wait() == 0
+    assert running(pids) == set()
+    listed = subprocess.run([up.process.args[0], *status], capture_output=True, check=True)
+    assert b'"attic"' not in listed.stdout, "the donor ended in order and took its sockets along"
+
+
+def test_lines_are_forwarded_with_the_name_before_them(start_up: Start, ports: list[int]) -> None:
+    up = start_up("servers:\n" + server("a", ports[0]) + server("longer", ports[1]))
+    up.wait_for("ready: ")
+    for name in ("a     ", "longer"):
+        for line in (f"loading {name.strip()}-model", "50%", "100%", "serving"):
+            wait_until(
+                lambda text=f"{name} | {line}": text in up.forwarded(), DEADLINE_S, f"{line} shows"
+            )
+    long = [line for line in up.forwarded() if line.startswith("longer | Wooo")]
+    assert sum(map(len, long)) > 60_000, "a line that never seems to end is not held back"
+    up.signal(signal.SIGTERM)
+    assert up.wait() == 0
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_while_servers_load_ends_them(
+    start_up: Start, ports: list[int], number: signal.Signals
+) -> None:
+    up = start_up(
+        "servers:\n"
+        + server("slow", ports[0], "--fake-silent", ", gpu: 0")
+        + server("later", ports[1], "", ", gpu: 0")
+    )
+    pids = set(up.record(ports[0])["pids"])
+    up.signal(number)
+    assert up.wait() == 0
+    assert running(pids) == set()
+    assert "starting later" not in up.said()
+
+
+def test_a_second_signal_does_not_wait_for_a_server_that_does_not_end(
+    start_up: Start, ports: list[int]
+) -> None:
+    up = start_up("stop_timeout_s: 3600\nservers:\n" + server("deaf", ports[0], "--fake-stubborn"))
+    up.wait_for("ready: ")
+    pids = up.pids()
+    up.signal(signal.SIGINT)
+    up.wait_for("ending deaf")
+    assert running(pids) == pids
+    up.signal(signal.SIGINT)
+    assert up.wait() == 0
+    assert running(pids) == set()
+
+
+def test_a_server_that_does_not_end_is_killed_after_its_time(
+    start_up: Start, ports: list[int]
+) -> None:
+    up = start_up("stop_timeout_s: 0.5\nservers:\n" + server("deaf", ports[0], "--fake-stubborn"))
+    up.wait_for("ready: ")
+    pids = up.pids()
+    up.signal(signal.SIGINT)
+    assert up.wait() == 0
+    assert running(pids) == set()
+
+
+def test_a_server_that_fails_to_start_ends_the_others_and_is_named(
+    start_up: Start, ports: list[int]
+) -> None:
+    up = start_up("servers:\n" + server("good", ports[0]) + server("bad", ports[1], "--fake-exit"))
+    assert up.wait() == 1
+    (line,) = [line for line in up.said().splitlines() if "exit code" in line]
+    assert line == ("swiftcache up: bad ended with exit code 3; it said: ValueError: no such model")
+    assert running(up.pids()) == set()
+
+
+def test_a_server_that_is_not_ready_in_time_is_named(start_up: Start, ports: list[int]) -> None:
+    up = start_up("start_timeout_s: 1\nservers:\n" + server("slow", ports[0], "--fake-silent"))
+    assert up.wait() == 1
+    assert "slow not ready after 1 s" in up.said()
+    assert running(up.pids()) == set()
+
+
+def test_a_server_that_breaks_later_ends_the_others(
+    start_up: Start, ports: list[int], tmp_path: Any
+) -> None:
+    sign = tmp_path / "break"
+    up = start_up(
+        "servers:\n"
+        + server("good", ports[0])
+        + server("weak", ports[1], f"--fake-end-when {sign}")
+    )
+    up.wait_for("ready: ")
+    sign.touch()
+    assert up.wait() == 1
+    assert "weak ended with exit code 1; it said: RuntimeError: it broke" in up.said()
+    assert running(up.pids()) == set()
+
+
+def test_servers_end_when_nobody_reads_their_lines(
+    environment: dict[str, str], ports: list[int], start_up: Start, tmp_path: Any
+) -> None:
+    up = start_up("servers:\n" + server("a", ports[0]))  # writes the file
+    up.wait_for("ready: ")
+    up.signal(signal.SIGINT)
+    assert up.wait() == 0
+    (tmp_path / f"{ports[0]}.json").unlink()
+    piped = subprocess.Popen(
+        [*up.process.args],
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+    assert piped.stdout is not None
+    piped.stdout.close()
+    assert piped.wait(DEADLINE_S) == 0
+    assert running(up.pids()) == set()
+
+
+def test_a_port_that_is_taken_is_said_before_anything_starts(
+    swiftcache_up: Any, tmp_path: Any
+) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        (tmp_path / "c.yaml").write_text("servers:\n" + server("a", port))
+        done = swiftcache_up(tmp_path / "c.yaml")
+    assert done.returncode == 2
+    assert done.stdout == ""
+    assert done.stderr.count("\n") == 1
+    assert f"server 'a' cannot listen on 127.0.0.1:{port}" in done.stderr
+
+
+def test_a_dry_run_prints_what_would_be_typed(swiftcache_up: Any, tmp_path: Any) -> None:
+    (tmp_path / "c.yaml").write_text("servers: {a: {model: m, role: receiver}}")
+    done = swiftcache_up(tmp_path / "c.yaml", "--dry-run", "--server-args=--device cpu")
+    assert done.returncode == 0
+    assert done.stdout.endswith(
+        "-m sglang.launch_server --model-path m --host 127.0.0.1 --port 8000 --swiftcache-donors "
+        "--device cpu\n"
+    )
+    assert done.stdout.startswith("SWIFTCACHE_RUNTIME_DIR=")
+    by_environment = swiftcache_up("--dry-run", SWIFTCACHE_MASTER_MODEL="m")
+    assert "--model-path m" in by_environment.stdout
+
+
+def test_nothing_to_start_is_said_in_one_line(swiftcache_up: Any) -> None:
+    done = swiftcache_up()
+    assert done.returncode == 2
+    assert done.stderr.count("\n") == 1
+    assert "SWIFTCACHE_MASTER_MODEL" in done.stderr

@@ -1,0 +1,89 @@
+"""`swiftcache plan`, as it is typed."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+
+@pytest.fixture
+def plan(swiftcache: Any) -> Any:
+    """`swiftcache plan` with extents of the size that users get."""
+    return lambda *words: swiftcache("plan", *words, env={"SWIFTCACHE_EXTENT_BYTES": "32MiB"})
+
+
+def test_a_plan_of_two_kinds_of_donor(plan: Any) -> None:
+    words = ["--receiver", "Qwen3-32B", "--memory", "20GiB"]
+    words += ["--donor", "Qwen3-8B=40GiB", "--donor", "host=8GiB", "--layer-stream", "65536"]
+    document = json.loads(plan(*words, "--json").stdout)
+    engine, host = document["donors"]
+    assert engine["meu"] == {"unit_bytes": 36 << 20, "receiver_pages": 9, "donor_pages": 16}
+    assert (engine["extents"], engine["K_i"], engine["waste_bytes"]) == (1137, 10233, 0)
+    assert (engine["exact_extent_bytes"], host["exact_extent_bytes"]) == (36 << 20, 32 << 20)
+    assert (host["extent_bytes"], host["meu"], host["K_i"]) == (32 << 20, None, 2048)
+    assert (document["N_LSC"], document["W"]) == (4096, 65536)
+    # In 20 GiB of which the window takes 512 MiB: R * L * b + 2 * W * b, and 64 bytes a slot.
+    in_regular = document["R"] * ((256 << 10) + 64)
+    in_window = document["W"] * ((8 << 10) + 64)
+    assert 0 <= (20 << 30) - in_regular - in_window < 2 * 1024 * (256 << 10)
+    assert document["N_RC"] == document["R"] // 16
+    assert document["prefix_tokens"] == (10233 + 2048 - 4096) * 16
+    text = plan(*words).stdout
+    for shown in (
+        "Qwen3-8B",
+        "36 MiB (9 blocks = 16 pages)",
+        f"R = {document['R']}, W = 65536",
+        "N_LSC = min(sum K_i = 12281, W = 4096) = 4096 blocks",
+        f"N_RC = {document['N_RC']} blocks",
+    ):
+        assert shown in text
+
+
+def test_auto_takes_no_window_that_no_context_asks_for(plan: Any) -> None:
+    words = ["--receiver", "Qwen3-32B", "--memory", "20GiB", "--donor", "Qwen3-8B=40GiB", "--json"]
+    short = json.loads(plan(*words, "--context", "40960").stdout)
+    assert (short["W"], short["N_LSC"]) == (0, 0)
+    long = json.loads(plan(*words, "--context", "131072").stdout)
+    assert long["R"] + long["W"] > long["resident_tokens"] > short["R"]
+
+
+def test_pairs_of_chosen_models(plan: Any) -> None:
+    text = plan("--pairs", "Qwen3-8B", "Qwen3-32B").stdout
+    assert "| **4** | 36 (9/16) | 4 (1/1) |" in text
+    assert "Llama" not in text
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ([], ["--receiver", "--pairs"]),
+        (["--receiver", "Qwen3-8B"], ["--memory"]),
+        (["--receiver", "Qwen9", "--memory", "1GiB", "--donor", "host=1GiB"], ["'Qwen9'"]),
+        (["--receiver", "Qwen3-8B", "--memory", "1GiB", "--donor", "toaster"], ["'toaster'"]),
+        (["--receiver", "Qwen3-8B", "--memory", "1GiB", "--donor", "X=1GiB"], ["'X=1GiB'"]),
+        (["--receiver", "Qwen3-8B", "--memory", "1GiB", "--donor", "Qwen3-8B=1MiB"], ["36 MiB"]),
+        (["--receiver", "Qwen3-8B", "--memory", "1MiB", "--donor", "host=1GiB"], ["no regular"]),
+        (
+            ["--receiver", "Qwen3-32B,page=512", "--memory", "1GiB", "--donor", "host=64MiB"],
+            ["no block of 128 MiB", "--page-size"],
+        ),
+        (
+            ["--receiver=Qwen3-8B", "--memory=4GiB", "--donor=host=64MiB", "--layer-stream=8192"],
+            ["window of 8192 tokens", "more donors"],
+        ),
+        (
+            ["--receiver", "Qwen3-8B", "--memory=1GiB", "--donor=host=1GiB", "--layer-stream=x"],
+            ["'x'", "TOKENS"],
+        ),
+    ],
+)
+def test_what_cannot_be_planned_is_said_in_one_line(
+    plan: Any, words: list[str], said: list[str]
+) -> None:
+    done = plan(*words)
+    assert done.returncode == 2
+    assert done.stderr.count("\n") == 1
+    for word in said:
+        assert word in done.stderr
