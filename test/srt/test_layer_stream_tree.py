@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
@@ -13,6 +14,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from sglang.srt.mem_cache.base_prefix_cache import EvictParams
 
+from sglang.srt.swiftcache.expiry import Expiry
 from support.stream_tree import LAYERS, PAGE, StreamTree
 
 
@@ -334,6 +336,11 @@ class StreamMachine(RuleBasedStateMachine):
     @rule(tokens=st.integers(1, 60))
     def evict_host(self, tokens: int) -> None:
         self.tree.cache.evict_host(tokens)
+
+    @rule()
+    def expire(self) -> None:
+        cache = self.tree.cache
+        Expiry(cache, cache._vacater, 1.0).forget_older_than(time.monotonic())
 
     @rule()
     def flush(self) -> None:
