@@ -76,7 +76,7 @@ def ask(url: str, ids: Sequence[int], output_tokens: int, timeout_s: float) -> L
         len(ids),
         None,
         tuple(last["output_ids"]),
-        tuple(item[0] for item in meta["output_token_logprobs"]),
+        tuple(item[0] for item in meta.get("output_token_logprobs", ())),
         (times[0] - sent) * 1e3,
         statistics.median(gaps) * 1e3 if gaps else 0.0,
         int(meta.get("cached_tokens", 0)),
