@@ -235,6 +235,7 @@ def report(sizes: Sizes, folder: Path) -> None:
         "| TPOT ms | GB a step | / floor |"
     )
     print("|---|---|---|---|---|---|---|---|---|")
+    remarks = []
     for name, result in results.items():
         longest = 0
         for item, moved in zip(result["answers"], result["streamed"], strict=True):
@@ -243,9 +244,11 @@ def report(sizes: Sizes, folder: Path) -> None:
             print(row(name, answer, right, sizes, moved))
             if answer.error is None and (right is None or compare(answer, right).same_tokens):
                 longest = max(longest, answer.length)
-        print(f"\n{name}: {longest} tokens at most, {longest / sizes.local_tokens:.2f} of local\n")
+        times = longest / sizes.local_tokens
+        remarks.append(f"{name}: {longest} tokens at most, {times:.2f} of local")
         if result["residents"]:
-            print(f"\n{name}, resident requests: {result['residents']}\n")
+            remarks.append(f"{name}, resident requests: {result['residents']}")
+    print("\n" + "\n".join(remarks))
 
 
 def row(

@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from sglang.srt.swiftcache.layer_stream.flag_checks import AUTO
 from swiftcache_tier.errors import SwiftCacheError
 from swiftcache_tier.extents.aliased import unit_tokens
 from swiftcache_tier.receiver.offered import offered_bytes
@@ -16,8 +17,6 @@ from swiftcache_tier.stream import StreamPlan, plan_auto, plan_window, regular_t
 from swiftcache_tier.stream.sizing import SLOT_OVERHEAD_BYTES, StreamShape
 
 logger = logging.getLogger(__name__)
-
-OFF, AUTO = "off", "auto"
 
 
 def shape_of(configurator: Any) -> StreamShape:

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from sglang.srt.swiftcache import EXIT_BAD_INPUT
+from sglang.srt.swiftcache.layer_stream.flag_checks import OFF
 from swiftcache_tier.errors import SwiftCacheError
 
 if TYPE_CHECKING:
@@ -208,7 +209,7 @@ def can_run_prefill_graph(
 
 def layer_stream_is_on(args: Any) -> bool:
     """Whether a server was asked for a layer window. ``args``: ServerArgs."""
-    return str(getattr(args, "swiftcache_layer_stream", "off")) != "off"
+    return getattr(args, "swiftcache_layer_stream", OFF) != OFF
 
 
 def end_process(error: SwiftCacheError) -> Any:
