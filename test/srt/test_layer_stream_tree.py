@@ -15,6 +15,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from sglang.srt.mem_cache.base_prefix_cache import EvictParams
 
 from sglang.srt.swiftcache.expiry import Expiry
+from sglang.srt.swiftcache.state_dump import StateDump
 from support.stream_tree import LAYERS, PAGE, StreamTree
 
 
@@ -329,6 +330,14 @@ class StreamMachine(RuleBasedStateMachine):
         self.tree.cache.check_hicache_events()
         self.tree.retract_stranded()
 
+    @rule(share=st.floats(0, 1))
+    def expire(self, share: float) -> None:
+        """The older part of all nodes has not been used for the TTL."""
+        used_s = sorted(node.last_access_time for node in self.tree.nodes())
+        if used_s:
+            oldest_left_s = used_s[int(share * (len(used_s) - 1))]
+            Expiry(self.tree.cache, self.tree.cache._vacater, 1.0).forget_older_than(oldest_left_s)
+
     @rule(tokens=st.integers(1, 120))
     def evict_device(self, tokens: int) -> None:
         self.tree.cache.evict(EvictParams(num_tokens=tokens))
@@ -352,6 +361,20 @@ class StreamMachine(RuleBasedStateMachine):
     def nothing_is_lost(self) -> None:
         if hasattr(self, "tree"):
             self.tree.check()
+
+    @invariant()
+    def the_watchdog_finds_no_fault_with_blocks(self) -> None:
+        if not hasattr(self, "tree"):
+            return
+        idle = SimpleNamespace(
+            running_batch=None,
+            last_batch=None,
+            cur_batch_for_debug=None,
+            chunked_req=None,
+            max_total_num_tokens=0,
+        )
+        found = [v for v in StateDump(idle, self.tree.cache).violations() if "block" in v.invariant]
+        assert found == []
 
     def teardown(self) -> None:
         if not hasattr(self, "tree"):
