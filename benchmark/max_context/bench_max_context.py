@@ -38,8 +38,8 @@ from swiftcache_bench.server.contenders import (
     split_flags,
 )
 from swiftcache_tier.settings import GPU_PAGE_BYTES
-from swiftcache_tier.stream import regular_tokens_for
-from swiftcache_tier.stream.sizing import WINDOW_SETS, StreamShape
+from swiftcache_tier.stream import StreamShape, regular_tokens_for
+from swiftcache_tier.stream.sizing import WINDOW_SETS
 
 NAMES = ("reference", "stock", "hicache", "swiftcache")
 REFERENCE = "reference"

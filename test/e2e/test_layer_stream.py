@@ -135,6 +135,14 @@ def test_pages_of_64_and_a_donor_of_its_own(
         check_answers(server, expected)
 
 
+def test_more_at_once_than_there_are_slots(all_regular: Server, streaming: Server) -> None:
+    """Requests wait, are evicted and are retracted, as they would be without a window."""
+    prompts = [[(n * 37 + i * (n + 3)) % 480 + 10 for i in range(500)] for n in range(9)]
+    expected = [answer["output_ids"] for answer in all_regular.generate(prompts, 100)]
+    assert [answer["output_ids"] for answer in streaming.generate(prompts, 100)] == expected
+    idle(streaming)
+
+
 def test_the_longest_prompt_is_that_of_both_kinds_of_slots(streaming: Server) -> None:
     info = streaming.server_info()
     assert info["max_total_num_tokens"] >= REGULAR + WINDOW - 64

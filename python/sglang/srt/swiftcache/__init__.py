@@ -8,6 +8,8 @@ installed ``sglang`` package and overwrites no file of it.
 ``cpu_engine``              what the CPU engine needs on a machine without a CUDA driver
 ``server_flags``            the ``--swiftcache-*`` flags, as real ``ServerArgs`` fields
 ``flag_checks``             what may not stand beside ``--swiftcache-donors``
+``donate_checks``           what ``--swiftcache-donate`` asks of the other flags
+``conflicts``               a flag of SGLang's that cannot stand beside one of ours
 ``model_check``             model families that are not covered
 ``plugin``                  entry point of SGLang's plugin framework: hooks and cache backend
 ``hooks``                   the one list of hooks on SGLang, each with its reason
@@ -28,6 +30,13 @@ installed ``sglang`` package and overwrites no file of it.
 ``tier_metrics``            what ``/metrics`` says of the tier
 ``donation_metrics``        what ``/metrics`` says of a server that lends its own KV memory
 ``ttft``                    time to first token in ``/metrics``, the server's warm-up left aside
+``elastic_pool``            ``ElasticKVPool``: the page-major pool on memory that can be lent
+``elastic_allocator``       ``ElasticAllocator``: lent pages are held, not free and not in use
+``donation``                ``Donation``: when a server lends, takes back, waits for its memory
+``request_needs``           what waiting and running requests may yet take of the pool
+``compaction``              emptying extents: cold leaves are evicted, pages moved
+``forward_fence``           work that comes after every forward in flight
+``page_major_paths``        moving blocks between donors and a page-major pool
 ==========================  =====================================================================
 """
 

@@ -280,10 +280,13 @@ class StreamRadixCache(DonorRadixCache):
         return False
 
     def _evict_backuped(self, node: TreeNode) -> int:
-        if self.is_window(node) and not self.homes.renew(known_pages(node.value), self.evict_host):
+        if self.is_window(node) and not self._renew_homes(known_pages(node.value)):
             return self.drop_window_node(node)
         freed: int = super()._evict_backuped(node)
         return freed
+
+    def _renew_homes(self, pages: np.ndarray) -> bool:
+        return self.homes.renew(pages, self.evict_host, self._vacater.forget_copies)
 
     def drop_window_node(self, node: TreeNode) -> int:
         """Forget an unlocked device leaf on window slots; the pages keep their homes.
@@ -442,7 +445,7 @@ class StreamRadixCache(DonorRadixCache):
         if room < pages:
             node = self._split_node(node.key, node, room * self.page_size)
         window_slots = node.value
-        if not self.homes.renew(known_pages(window_slots), self.evict_host):
+        if not self._renew_homes(known_pages(window_slots)):
             return 0
         with self.allocator.regular_only():
             slots = self.cache_controller.load(host_indices=node.host_value, node_id=node.id)
