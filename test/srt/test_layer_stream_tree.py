@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
@@ -345,11 +344,6 @@ class StreamMachine(RuleBasedStateMachine):
     @rule(tokens=st.integers(1, 60))
     def evict_host(self, tokens: int) -> None:
         self.tree.cache.evict_host(tokens)
-
-    @rule()
-    def expire(self) -> None:
-        cache = self.tree.cache
-        Expiry(cache, cache._vacater, 1.0).forget_older_than(time.monotonic())
 
     @rule()
     def flush(self) -> None:
