@@ -29,7 +29,7 @@ def add_parser(subparsers: Any) -> None:
         "--server-args",
         default="",
         metavar="FLAGS",
-        help="more flags for every server, in quotes",
+        help="more flags for every server, as in --server-args='--trust-remote-code'",
     )
     parser.add_argument(
         "--dry-run", action="store_true", help="check everything, print the commands, start nothing"
