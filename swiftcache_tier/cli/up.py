@@ -24,7 +24,9 @@ def add_parser(subparsers: Any) -> None:
         "replace the models of the receiver and the donor servers, and stand for a file where none "
         "is named; SWIFTCACHE_ROLE (master or worker) starts only those.",
     )
-    parser.add_argument("file", nargs="?", type=Path, metavar="FILE", help="YAML; see docs")
+    parser.add_argument(
+        "file", nargs="?", type=Path, metavar="FILE", help="YAML, as docs/cluster.md describes it"
+    )
     parser.add_argument(
         "--server-args",
         default="",
