@@ -33,6 +33,7 @@ FLAGS = (
     *("--page-size", str(PAGE), "--chunked-prefill-size", "2048"),
     *("--sampling-backend", "pytorch", "--grammar-backend", "none"),
     *("--cuda-graph-max-bs-decode", "16", "--mem-fraction-static", "0.3"),
+    "--cuda-graph-backend-prefill=disabled",
 )
 # A bfloat16 has eight bits of mantissa, and batches may be cut at other places.
 TOLERANCE = 0.15
