@@ -331,11 +331,10 @@ class StreamMachine(RuleBasedStateMachine):
 
     @rule(share=st.floats(0, 1))
     def expire(self, share: float) -> None:
-        """The older part of all nodes has not been used for the TTL."""
-        used_s = sorted(node.last_access_time for node in self.tree.nodes())
-        if used_s:
-            oldest_left_s = used_s[int(share * (len(used_s) - 1))]
-            Expiry(self.tree.cache, self.tree.cache._vacater, 1.0).forget_older_than(oldest_left_s)
+        """The older part of all nodes, or every one, has not been used for the TTL."""
+        times_s = [*sorted(node.last_access_time for node in self.tree.nodes()), time.monotonic()]
+        oldest_left_s = times_s[round(share * (len(times_s) - 1))]
+        Expiry(self.tree.cache, self.tree.cache._vacater, 1.0).forget_older_than(oldest_left_s)
 
     @rule(tokens=st.integers(1, 120))
     def evict_device(self, tokens: int) -> None:
