@@ -15,6 +15,7 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import mmap
 import statistics
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -36,6 +37,9 @@ from swiftcache_bench.server.contenders import (
     resolve_contenders,
     split_flags,
 )
+from swiftcache_tier.settings import GPU_PAGE_BYTES
+from swiftcache_tier.stream import StreamShape, regular_tokens_for
+from swiftcache_tier.stream.sizing import WINDOW_SETS
 
 NAMES = ("reference", "stock", "hicache", "swiftcache")
 REFERENCE = "reference"
@@ -48,18 +52,25 @@ class Sizes:
     local_tokens: int
     """Of stock SGLang: the memory that all have."""
     window_tokens: int
-    layers: int
-    page_tokens: int
+    shape: StreamShape
+    vocabulary: int
+
+    @property
+    def page_tokens(self) -> int:
+        return self.shape.page_tokens
 
     @property
     def regular_tokens(self) -> int:
-        """R: what two sets of window slots leave, each a layer high."""
-        rest = self.local_tokens - math.ceil(2 * self.window_tokens / self.layers)
-        return rest // self.page_tokens * self.page_tokens
+        """R: what two sets of window slots leave, each a layer high, in whole units."""
+        rest = self.local_tokens - math.ceil(WINDOW_SETS * self.window_tokens / self.shape.layers)
+        return regular_tokens_for(rest, self.shape)
 
     @property
     def total_tokens(self) -> int:
         return self.regular_tokens + self.window_tokens
+
+    def prompt(self, length: int, seed: int) -> list[int]:
+        return prompt_ids(length, seed, self.vocabulary)
 
     def flags(self, name: str, tier_gb: str) -> str:
         pool = f"--max-total-tokens {self.local_tokens}"
@@ -87,8 +98,7 @@ def main() -> int:
 
 
 def run(args: argparse.Namespace) -> int:
-    layers = json.loads((Path(args.model_path) / "config.json").read_text())["num_hidden_layers"]
-    sizes = Sizes(args.local_tokens, args.window_tokens, layers, args.page_size)
+    sizes = sizes_of(args)
     if sizes.regular_tokens <= 0:
         raise BenchmarkError(
             f"--window-tokens {args.window_tokens} leaves no regular slots of --local-tokens "
@@ -103,6 +113,19 @@ def run(args: argparse.Namespace) -> int:
         measure(contender, sizes, args)
     report(sizes, args.output_dir)
     return 0
+
+
+def sizes_of(args: argparse.Namespace) -> Sizes:
+    """The sizes that a server makes of the flags, so that all contenders get the same prompts."""
+    config = json.loads((Path(args.model_path) / "config.json").read_text())
+    heads = config.get("num_key_value_heads", config["num_attention_heads"])
+    dim = config.get("head_dim", config["hidden_size"] // config["num_attention_heads"])
+    row_bytes = heads * dim * args.kv_number_bytes
+    mapped_bytes = GPU_PAGE_BYTES if args.device == "cuda" else mmap.PAGESIZE
+    unit = math.lcm(args.page_size, mapped_bytes // math.gcd(mapped_bytes, row_bytes))
+    shape = StreamShape(config["num_hidden_layers"], 2 * row_bytes, args.page_size, unit)
+    window = -(-args.window_tokens // unit) * unit
+    return Sizes(args.local_tokens, window, shape, config["vocab_size"])
 
 
 def measure(contender: Contender, sizes: Sizes, args: argparse.Namespace) -> None:
@@ -123,12 +146,14 @@ def measure(contender: Contender, sizes: Sizes, args: argparse.Namespace) -> Non
     with ContenderServer(contender, settings) as server:
         print(f"bench_max_context: {contender.name}: starting (log: {server.log_path})", flush=True)
         server.start()
-        ask(server.url, prompt_ids(64, 1), 4, args.timeout_s)
+        ask(server.url, sizes.prompt(64, 1), 4, args.timeout_s)
         answers: list[dict[str, Any]] = []
         states: list[tuple[int, float]] = []
         for length in sorted(lengths):
             flush_cache(server.url)
-            answer = ask(server.url, prompt_ids(length, length), args.output_tokens, args.timeout_s)
+            answer = ask(
+                server.url, sizes.prompt(length, length), args.output_tokens, args.timeout_s
+            )
             print(f"bench_max_context: {contender.name}: {describe(answer)}", flush=True)
             answers.append(answer.as_json())
             states.append(streamed(server.url))
@@ -148,8 +173,8 @@ def measure(contender: Contender, sizes: Sizes, args: argparse.Namespace) -> Non
 def join(url: str, sizes: Sizes, args: argparse.Namespace) -> dict[str, float]:
     """TPOT of requests that run in regular slots: alone, and once a streamed one has joined."""
     length = sizes.regular_tokens // (4 * args.residents)
-    short = [prompt_ids(length, seed) for seed in range(args.residents)]
-    long = prompt_ids(sizes.regular_tokens + args.joining_tokens, 99)
+    short = [sizes.prompt(length, seed) for seed in range(args.residents)]
+    long = sizes.prompt(sizes.regular_tokens + args.joining_tokens, 99)
     found: dict[str, float] = {}
     for what, others in (("alone", []), ("joined", [long])):
         flush_cache(url)
@@ -257,6 +282,7 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument("--local-tokens", type=int, required=True, help="slots of stock SGLang")
     parser.add_argument("--window-tokens", type=int, required=True, help="W")
     parser.add_argument("--page-size", type=int, default=16)
+    parser.add_argument("--kv-number-bytes", type=int, default=2, help="2 for bf16, 4 for float32")
     parser.add_argument("--factors", type=float, nargs="+", default=[0.5, 1.5, 4.0, 8.0])
     parser.add_argument("--output-tokens", type=int, default=32)
     parser.add_argument("--hicache-gb", default="32", help="host memory of HiCache")

@@ -374,6 +374,7 @@ class DonorTier:
             "pid": joined.pid,
             "device": joined.device,
             "device_uuid": joined.device_uuid,
+            "elastic": joined.elastic,
             "link": joined.link.kind,
             "link_details": {
                 **joined.link.as_status(),

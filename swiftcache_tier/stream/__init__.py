@@ -5,6 +5,7 @@ from __future__ import annotations
 from swiftcache_tier.stream.pages import PageBook
 from swiftcache_tier.stream.sizing import (
     StreamPlan,
+    StreamShape,
     donor_blocks,
     plan_auto,
     plan_window,
@@ -15,6 +16,7 @@ from swiftcache_tier.stream.sizing import (
 __all__ = [
     "PageBook",
     "StreamPlan",
+    "StreamShape",
     "donor_blocks",
     "plan_auto",
     "plan_window",

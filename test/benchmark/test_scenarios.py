@@ -41,6 +41,13 @@ scenarios:
       - {name: alone, loads: {a: few}}
       - {name: beside, loads: {a: few}, background: {b: steady}}
       - {name: alone, loads: {a: few}}
+  twice:
+    title: The same server twice
+    against: {variant: first}
+    variants:
+      first: {servers: {a: {model: $MODEL}}}
+      second: {servers: {a: {model: $MODEL}}}
+    windows: [{name: few, loads: {a: few}}]
   loss:
     title: One donor of four is killed
     variants:
@@ -96,12 +103,27 @@ def test_windows_of_one_name_are_pooled_and_compared(run: Run, tmp_path: Path) -
     assert alone["summary"]["total_requests"] == 2 * beside["summary"]["total_requests"] == 16
     assert windows["beside"]["b"]["summary"]["total_requests"] > 0
     assert "b" not in windows["alone"]
+    assert len(alone["average_ttft_s"]) == 2
+    assert len(beside["average_ttft_s"]) == 1
     dues = [request["due_s"] for request in alone["requests"]]
     assert max(dues[:8]) < min(dues[8:]), "the second window follows the first on one clock"
     report = (tmp_path / "out" / "report.md").read_text()
     assert "Base of the ratios: window `alone`." in report
     assert "| beside | only | a |" in report
     assert "TPOT P99 / base" in report
+
+
+def test_variants_are_compared_request_by_request(run: Run, tmp_path: Path) -> None:
+    assert run("--only", "twice").returncode == 0
+    second = result(tmp_path, "twice")["variants"]["second"]["windows"]["few"]["a"]
+    assert second["outputs"] == {"answered": 8, "same_prompt": 8, "same_output": 8}
+    report = (tmp_path / "out" / "report.md").read_text()
+    assert "Base of the ratios: variant `first`." in report
+    assert "| 8 of 8 |" in report
+    first = result(tmp_path, "twice")["variants"]["first"]
+    assert run("--only", "twice:second").returncode == 0
+    assert result(tmp_path, "twice")["variants"]["first"] == first, "it stays as it was measured"
+    assert list(result(tmp_path, "twice")["variants"]) == ["first", "second"]
 
 
 def test_a_lost_donor_and_a_variant_that_fails_are_both_in_the_report(

@@ -81,6 +81,30 @@ def test_measured_parts_start_together_after_what_is_sent_beforehand() -> None:
         assert sorted(measured) == [False] * conversations + [True] * conversations
 
 
+def test_the_background_too_sends_its_first_turns_beforehand() -> None:
+    a, b = FakeServer(), FakeServer()
+    warm = LoadSettings(request_rate=float("inf"), max_parallel=1, warm_first_round=True)
+    slow = LoadSettings(arrivals="conversation", request_rate=50.0)
+    asked: list[tuple[int, int]] = []
+    result = together(
+        {"a": a, "b": b},
+        {"a": (workload(20), slow)},
+        {"b": (workload(4, 2), warm)},
+        begun=lambda: asked.append((len(a.bodies), len(b.bodies))),
+    )
+    assert asked == [(0, 4)]
+    measured = [record.measured for record in result.records["b"]]
+    assert measured.count(False) == 4, "not when it begins again"
+    assert measured.count(True) >= 4
+
+
+def test_a_background_that_cannot_be_sent_ends_it_at_once() -> None:
+    unfit = (workload(2), LoadSettings(request_rate=1.0, warm_first_round=True))
+    slow = LoadSettings(arrivals="conversation", request_rate=0.001)
+    with pytest.raises(BenchmarkError, match="leaves nothing to measure"):
+        together({"a": FakeServer(), "b": FakeServer()}, {"a": (workload(2), slow)}, {"b": unfit})
+
+
 def test_an_event_happens_in_the_measured_part() -> None:
     happened: list[float] = []
     slow = LoadSettings(arrivals="conversation", request_rate=20.0)

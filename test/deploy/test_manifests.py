@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -113,15 +115,53 @@ def test_the_autoscaler_reads_what_the_adapter_makes_of_our_metrics() -> None:
 
 
 def test_the_exporter_s_command_is_one() -> None:
-    command = container("exporter")["command"]
+    assert "usage: swiftcache exporter" in swiftcache([*container("exporter")["command"], "--help"])
+
+
+def test_the_pod_starts_a_receiver_and_a_donor(tmp_path: Path) -> None:
+    """`swiftcache up` says what it would start with the pod's file and variables."""
+    file = tmp_path / "cluster.yaml"
+    file.write_text(document("ConfigMap", "swiftcache")["data"]["cluster.yaml"])
+    *command, mounted = container("swiftcache")["command"]
+    (cluster,) = (m for m in container("swiftcache")["volumeMounts"] if m["name"] == "cluster")
+    assert mounted == f"{cluster['mountPath']}/{file.name}"
+    variables = {variable["name"]: variable["value"] for variable in container("swiftcache")["env"]}
+    worker, master = swiftcache([*command, str(file), "--dry-run"], variables).splitlines()
+    assert f"--model-path {variables['SWIFTCACHE_MASTER_MODEL']} " in master
+    assert f"--model-path {variables['SWIFTCACHE_WORKER_MODELS']} " in worker
+    assert "--swiftcache-donors" in master
+    assert "--swiftcache-donate" in worker
+    for line in (master, worker):
+        assert "--host 0.0.0.0" in line
+        assert "--enable-metrics" in line
+    assert "--port 8000" in master
+
+
+def test_compose_starts_the_same(tmp_path: Path) -> None:
+    service = yaml.safe_load((DEPLOY / "compose.yaml").read_text())["services"]["swiftcache"]
+    variables = {
+        name: value.partition(":-")[2].rstrip("}") if value.startswith("${") else value
+        for name, value in service["environment"].items()
+    }
+    worker, master = swiftcache([*service["command"], "--dry-run"], variables).splitlines()
+    assert "--swiftcache-donors" in master
+    assert "--swiftcache-donate" in worker
+    # the later of two hosts counts
+    assert master.rindex("--host 0.0.0.0") > master.index("--host 127.0.0.1")
+
+
+def swiftcache(command: list[str], variables: Mapping[str, str] = os.environ) -> str:
+    """What a container's command prints here."""
     assert command[0] == "swiftcache"
     result = subprocess.run(
-        [sys.executable, "-m", "swiftcache_tier", *command[1:], "--help"],
+        [sys.executable, "-m", "swiftcache_tier", *command[1:]],
         capture_output=True,
         text=True,
         timeout=60,
+        env={"PATH": os.environ["PATH"], **variables},
     )
     assert result.returncode == 0, result.stderr
+    return result.stdout
 
 
 def test_compose_takes_it() -> None:

@@ -49,7 +49,7 @@ def start(model: Path, folder: Path, *flags: str, **env: str) -> Server:
 
 @pytest.fixture(scope="module")
 def lender(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    with start(tiny_model, tmp_path_factory.mktemp("lender")) as server:
+    with start(tiny_model, tmp_path_factory.mktemp("lender"), "--enable-metrics") as server:
         yield server
 
 
@@ -108,6 +108,15 @@ def test_an_idle_server_lends_down_to_its_high_mark(lender: Server) -> None:
         assert state["owned_tokens"] >= 0.3 * POOL_TOKENS
         assert state["receivers"] == ["b"]
         assert state["state"] == "serving"
+        name = f'donor="{state["name"]}"'
+        wait_until(
+            lambda: (
+                0.65 <= lender.metrics()[f"swiftcache_worker_donated_memory_ratio{{{name}}}"] < 1
+            ),
+            DEADLINE_S,
+            "/metrics has the part that is lent",
+        )
+        assert lender.metrics()[f"swiftcache_donor_elastic{{{name}}}"] == 1
     wait_until(lambda: donation(lender)["lent_bytes"] == 0, DEADLINE_S, "all came back")
 
 

@@ -6,6 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import pytest
 from e2e.test_elastic import DEADLINE_S, ENVIRONMENT, donation
 
 from support.conversations import donor_tokens, hold, outputs
@@ -22,6 +23,7 @@ def borrowed_bytes(server: Server) -> int:
     return sum(donor["bytes"] for donor in donors if donor["name"].startswith("engine"))
 
 
+@pytest.mark.timeout(1200)  # three servers start, two of them at once
 def test_servers_that_lend_to_each_other_answer_as_stock_does(
     tiny_model: Path, tmp_path: Path, expected_outputs: list[list[int]]
 ) -> None:
@@ -34,8 +36,8 @@ def test_servers_that_lend_to_each_other_answer_as_stock_does(
         *("--swiftcache-low-water", "0.25", "--swiftcache-high-water", "0.35"),
         "--swiftcache-donors",
     )
-    first = Server(tiny_model, *flags, tmp_path=tmp_path, env=ENVIRONMENT)
-    second = Server(tiny_model, *flags, tmp_path=tmp_path, env=ENVIRONMENT)
+    first = Server(tiny_model, *flags, tmp_path=tmp_path, env=ENVIRONMENT, deadline_s=600)
+    second = Server(tiny_model, *flags, tmp_path=tmp_path, env=ENVIRONMENT, deadline_s=600)
     # With a donor to be found neither starts one of its own, in which everything would fit.
     with Donor(runtime_dir, "seed", size="256KiB", extent_size="64KiB") as seed:
         with ThreadPoolExecutor(2) as pair:

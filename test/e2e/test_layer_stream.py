@@ -15,8 +15,9 @@ from typing import Any
 import pytest
 import requests
 
+from sglang.srt.swiftcache.tier_metrics import SLOT_STATES
 from support.donors import Donor
-from support.long_prompts import assert_same, hold
+from support.long_prompts import Answer, assert_same, hold
 from support.processes import wait_until
 from support.server import REQUEST_TIMEOUT_S, Server
 
@@ -38,26 +39,24 @@ def window_flags(runtime_dir: Path, page: int) -> list[str]:
     ]
 
 
-@pytest.fixture(scope="module", params=[16, 64])
-def page(request: pytest.FixtureRequest) -> int:
-    return int(request.param)
-
-
 @pytest.fixture(scope="module")
-def all_regular(
-    tiny_model: Path, page: int, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Server]:
+def all_regular(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """Stock SGLang with R + W slots."""
     with Server(
         tiny_model,
-        *("--page-size", str(page), "--max-total-tokens", str(REGULAR + WINDOW), *CHUNK),
+        *("--page-size", "16", "--max-total-tokens", str(REGULAR + WINDOW), *CHUNK),
         tmp_path=tmp_path_factory.mktemp("all-regular"),
     ) as server:
         yield server
 
 
 @pytest.fixture(scope="module")
-def runtime_dir(page: int, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def expected(all_regular: Server) -> list[Answer]:
+    return hold(all_regular, REGULAR)
+
+
+@pytest.fixture(scope="module")
+def runtime_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("tier") / "rt"
 
 
@@ -69,16 +68,13 @@ def first(runtime_dir: Path) -> Iterator[Donor]:
 
 @pytest.fixture(scope="module")
 def streaming(
-    tiny_model: Path,
-    page: int,
-    runtime_dir: Path,
-    first: Donor,
-    tmp_path_factory: pytest.TempPathFactory,
+    tiny_model: Path, runtime_dir: Path, first: Donor, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Server]:
     """R regular and W window slots, poisoned; on the donor "first"."""
     with Server(
         tiny_model,
-        *window_flags(runtime_dir, page),
+        *window_flags(runtime_dir, 16),
+        "--enable-metrics",
         tmp_path=tmp_path_factory.mktemp("streaming"),
         env=POISON,
     ) as server:
@@ -103,14 +99,47 @@ def idle(server: Server) -> None:
     assert slots["regular_slots"]["free"] == slots["regular_slots"]["total"]
 
 
-def test_long_contexts_give_the_same_tokens(all_regular: Server, streaming: Server) -> None:
-    expected = hold(all_regular, REGULAR)
-    found = hold(streaming, REGULAR)
-    assert_same(found, expected, TOLERANCE)
-    state = layer_stream(streaming)
+def check_answers(server: Server, expected: list[Answer]) -> None:
+    assert_same(hold(server, REGULAR), expected, TOLERANCE)
+    state = layer_stream(server)
     assert state["bytes"]["gathered"] > 0
     assert state["bytes"]["scattered"] > 0
     assert state["host_reads"] == 0, "page ids were read back from the device"
+    idle(server)
+
+
+def check_metrics(server: Server) -> None:
+    state = layer_stream(server)
+    moved = 'swiftcache_donor_bytes_transferred_total{direction="load",donor="first"}'
+    wait_until(
+        lambda: server.metrics()[moved] >= state["bytes"]["gathered"],
+        SETTLE_DEADLINE_S,
+        "/metrics has what was streamed",
+    )
+    slots = [server.metrics()[f'swiftcache_window_slots{{state="{s}"}}'] for s in SLOT_STATES]
+    assert sum(slots) == state["window_slots"]["total"]
+    assert server.swiftcache()["stalls"] == 0
+
+
+def test_long_contexts_give_the_same_tokens(streaming: Server, expected: list[Answer]) -> None:
+    check_answers(streaming, expected)
+    check_metrics(streaming)
+
+
+def test_pages_of_64_and_a_donor_of_its_own(
+    tiny_model: Path, expected: list[Answer], tmp_path: Path
+) -> None:
+    flags = window_flags(tmp_path / "rt", 64)
+    flags.insert(flags.index("--swiftcache-donors") + 1, f"host={DONOR_BYTES}")
+    with Server(tiny_model, *flags, tmp_path=tmp_path, env=POISON) as server:
+        check_answers(server, expected)
+
+
+def test_more_at_once_than_there_are_slots(all_regular: Server, streaming: Server) -> None:
+    """Requests wait, are evicted and are retracted, as they would be without a window."""
+    prompts = [[(n * 37 + i * (n + 3)) % 480 + 10 for i in range(500)] for n in range(9)]
+    expected = [answer["output_ids"] for answer in all_regular.generate(prompts, 100)]
+    assert [answer["output_ids"] for answer in streaming.generate(prompts, 100)] == expected
     idle(streaming)
 
 
@@ -150,7 +179,7 @@ def test_aborted_requests_leave_nothing_behind(streaming: Server) -> None:
 
 @pytest.mark.parametrize("how", ["killed", "leaves"])
 def test_a_donor_that_goes_while_a_request_streams(
-    all_regular: Server, streaming: Server, runtime_dir: Path, first: Donor, how: str
+    all_regular: Server, streaming: Server, runtime_dir: Path, how: str
 ) -> None:
     """Its blocks move to the donor that stays, and the request goes on."""
     prompt = [(7 * n) % 480 + 10 for n in range(3 * REGULAR)]
@@ -177,19 +206,15 @@ def test_a_donor_that_goes_while_a_request_streams(
 
 
 def test_without_room_for_its_blocks_a_request_starts_over(
-    tiny_model: Path, all_regular: Server, page: int, tmp_path: Path
+    tiny_model: Path, all_regular: Server, tmp_path: Path
 ) -> None:
     """The only donor leaves; the request waits for the next one, and says the same."""
-    if page != 16:
-        pytest.skip("shown with pages of 16")
     runtime_dir = tmp_path / "rt"
     prompt = [(5 * n) % 480 + 10 for n in range(3 * REGULAR)]
     expected = _long_answer(all_regular, prompt)
     with (
         Donor(runtime_dir, "only", size=DONOR_BYTES) as only,
-        Server(
-            tiny_model, *window_flags(runtime_dir, page), tmp_path=tmp_path, env=POISON
-        ) as server,
+        Server(tiny_model, *window_flags(runtime_dir, 16), tmp_path=tmp_path, env=POISON) as server,
     ):
         answer: list[list[int]] = []
         thread = _in_background(lambda: answer.append(_long_answer(server, prompt)))

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from types import SimpleNamespace
+from typing import Any
 
-import numpy as np
 import pytest
+import torch
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from sglang.srt.mem_cache.base_prefix_cache import EvictParams
 
+from sglang.srt.swiftcache.expiry import Expiry
+from sglang.srt.swiftcache.state_dump import StateDump
 from support.stream_tree import LAYERS, PAGE, StreamTree
 
 
@@ -48,6 +52,22 @@ def test_a_prompt_beyond_the_regular_slots_is_computed(tree: StreamTree, chunk: 
         tree.check()
     tree.finish(request)
     tree.check()
+
+
+def test_streamed_and_resident_requests_share_a_forward(tree: StreamTree) -> None:
+    resident, streamed = tree.start(prompt(2, 12)), tree.start(prompt(1, 60))
+    assert resident is not None
+    assert streamed is not None
+    for token in range(5):
+        assert tree.decode([resident, streamed], token)
+        tree.check()
+    third = tree.start(prompt(3, 21), 8, beside=[streamed, resident])
+    assert third is not None, "prefilled beside what decodes"
+    tree.check()
+    assert tree.decode([third, resident, streamed], 1)
+    for request in (streamed, third, resident):
+        tree.finish(request)
+        tree.check()
 
 
 def test_the_next_turn_finds_it_again(tree: StreamTree) -> None:
@@ -95,6 +115,75 @@ def test_a_shared_prefix_is_streamed_once_for_all_that_read_it(tree: StreamTree)
     for request in (first, second):
         tree.finish(request)
     tree.check()
+
+
+def test_what_is_read_again_moves_to_regular_slots_that_have_come_free(tree: StreamTree) -> None:
+    short = tree.start(prompt(2, 24))
+    assert short is not None
+    assert tree.run(prompt(1, 40)) == 8
+    assert window_tokens(tree) >= 28
+    tree.finish(short, insert=False)
+    tree.cache.check_hicache_events()
+    tree.cache.evict(EvictParams(num_tokens=16))
+    assert tree.allocator.book.free_regular >= 4
+    tree.check()
+    assert tree.run(prompt(1, 40)) == 36
+    tree.check()
+    assert tree.cache.promoted_tokens >= 16
+    gathered = tree.streamer.gathered_bytes
+    request = tree.start(prompt(1, 20))
+    assert request is not None
+    assert tree.decode([request], 5)
+    assert tree.streamer.gathered_bytes == gathered, "it is on regular slots"
+
+
+def waiting(tree: StreamTree, tokens: int, output: int = 4) -> Any:
+    """A request that SGLang's scheduler is about to look at."""
+    return SimpleNamespace(
+        last_node=tree.cache.root_node,
+        full_untruncated_fill_ids=[3] * tokens,
+        prefix_indices=torch.empty(0, dtype=torch.int64),
+        sampling_params=SimpleNamespace(max_new_tokens=output),
+        output_ids=[],
+    )
+
+
+def adder(tree: StreamTree, reserved: int = 0) -> Any:
+    running = SimpleNamespace(reqs=list(tree.running))
+    return SimpleNamespace(running_batch=running, can_run_list=[], rem_total_token_offset=reserved)
+
+
+def test_what_streams_beyond_the_budget_waits_for_what_runs() -> None:
+    block_bytes = LAYERS * 2 * PAGE * 256
+    tree = StreamTree(2, 6, budget_bytes=4 * block_bytes)
+    admission = tree.cache.admission
+    assert admission.may_run(adder(tree), waiting(tree, 100)), "alone it may take what it likes"
+    short = tree.start(prompt(2, 8))
+    assert short is not None
+    assert admission.may_run(adder(tree), waiting(tree, 8)), "it fits in regular slots"
+    assert admission.may_run(adder(tree), waiting(tree, 24)), "it streams within the budget"
+    assert not admission.may_run(adder(tree), waiting(tree, 60))
+    assert not admission.may_run(adder(tree, reserved=24), waiting(tree, 20)), (
+        "regular slots that running requests will want are not there for it"
+    )
+    tree.finish(short)
+    assert admission.may_run(adder(tree), waiting(tree, 60))
+
+
+def test_a_shared_prefix_counts_once_against_the_budget() -> None:
+    block_bytes = LAYERS * 2 * PAGE * 256
+    tree = StreamTree(2, 6, budget_bytes=26 * block_bytes)
+    first = tree.start(prompt(1, 80))
+    assert first is not None
+    root = tree.cache.root_node
+    held = tree.cache.window_pages_of([first], root)
+    assert held >= 13
+    second = tree.start(prompt(1, 80))
+    assert second is not None
+    assert tree.cache.window_pages_of([first, second], root) <= held + 2
+    third = waiting(tree, 84)
+    third.last_node, third.prefix_indices = first.last_node, torch.zeros(80)
+    assert tree.cache.admission.may_run(adder(tree), third)
 
 
 def test_running_out_is_told_not_raised(tree: StreamTree) -> None:
@@ -173,7 +262,7 @@ def test_a_missed_scatter_would_be_seen(tree: StreamTree, monkeypatch: pytest.Mo
 def test_a_model_that_leaves_a_layer_out_is_told(tree: StreamTree) -> None:
     request = tree.start(prompt(1, 100))
     assert request is not None
-    plan = tree.cache.plan(tree._batch([request], np.array([101]), decode=True))  # type: ignore[arg-type]
+    plan = tree.cache.plan(tree._batch([request], torch.tensor([100]), [1], decode=True))
     with tree.streamer.planned(plan), tree.streamer.forward():
         with pytest.raises(RuntimeError, match="left out"):
             tree.streamer.wrap_model(lambda: [tree.pool.get_key_buffer(n) for n in (0, 2)])()
@@ -209,7 +298,7 @@ class StreamMachine(RuleBasedStateMachine):
         ids = prompt(kind, tokens)
         ids[len(ids) // 2 :] = [t + tail for t in ids[len(ids) // 2 :]]
         if len(self.tree.running) < 3:
-            self.tree.start(ids, chunk)
+            self.tree.start(ids, chunk, beside=self.tree.running[:1] if tail else ())
 
     @precondition(lambda self: self.tree.running)
     @rule(steps=st.integers(1, 6), token=st.integers(1, 3))
@@ -240,6 +329,14 @@ class StreamMachine(RuleBasedStateMachine):
         self.tree.cache.check_hicache_events()
         self.tree.retract_stranded()
 
+    @rule(share=st.floats(0, 1))
+    def expire(self, share: float) -> None:
+        """The older part of all nodes has not been used for the TTL."""
+        used_s = sorted(node.last_access_time for node in self.tree.nodes())
+        if used_s:
+            oldest_left_s = used_s[int(share * (len(used_s) - 1))]
+            Expiry(self.tree.cache, self.tree.cache._vacater, 1.0).forget_older_than(oldest_left_s)
+
     @rule(tokens=st.integers(1, 120))
     def evict_device(self, tokens: int) -> None:
         self.tree.cache.evict(EvictParams(num_tokens=tokens))
@@ -258,6 +355,20 @@ class StreamMachine(RuleBasedStateMachine):
     def nothing_is_lost(self) -> None:
         if hasattr(self, "tree"):
             self.tree.check()
+
+    @invariant()
+    def the_watchdog_finds_no_fault_with_blocks(self) -> None:
+        if not hasattr(self, "tree"):
+            return
+        idle = SimpleNamespace(
+            running_batch=None,
+            last_batch=None,
+            cur_batch_for_debug=None,
+            chunked_req=None,
+            max_total_num_tokens=0,
+        )
+        found = [v for v in StateDump(idle, self.tree.cache).violations() if "block" in v.invariant]
+        assert found == []
 
     def teardown(self) -> None:
         if not hasattr(self, "tree"):

@@ -130,7 +130,15 @@ class LocalTier:
         return self.pool.counts().total
 
     def status(self) -> dict[str, Any]:
-        return {"donors": []}
+        return {
+            "donors": [],
+            "blocks": self.pool.counts()._asdict(),
+            "orphaned_extents": 0,
+            "reclaims": {},
+        }
+
+    def check(self) -> None:
+        self.pool.check()
 
     def close(self) -> None:
         self._range.close()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from swiftcache_bench.against_baseline import same_outputs
 from swiftcache_bench.records import RequestRecord
 from swiftcache_bench.scenario.file import Scenario
 from swiftcache_bench.scenario.runner import ServerWindow, VariantOutcome
@@ -17,33 +18,53 @@ AROUND_S = 10.0
 
 
 def scenario_document(
-    run: Mapping[str, object], scenario: Scenario, outcomes: Mapping[str, VariantOutcome]
+    run: Mapping[str, object],
+    scenario: Scenario,
+    outcomes: Mapping[str, VariantOutcome],
+    kept: Document | None = None,
 ) -> Document:
-    """``run`` is of `describe_run`."""
+    """``run`` is of `describe_run`; of ``kept``, an earlier document, other variants stay."""
+    variants = {
+        name: {
+            "error": outcome.error,
+            "windows": {
+                window: {
+                    server: _server(result, _base(scenario, outcomes, window, server))
+                    for server, result in servers.items()
+                }
+                for window, servers in outcome.windows.items()
+            },
+        }
+        for name, outcome in outcomes.items()
+    }
+    everything = {**(kept["variants"] if kept is not None else {}), **variants}
+    ordered = {name: everything[name] for name in scenario.variants if name in everything}
     return {
         **run,
         "title": scenario.title,
         "against": {"variant": scenario.against.variant, "window": scenario.against.window},
-        "complete": all(o.error is None for o in outcomes.values()),
-        "variants": {
-            name: {
-                "error": outcome.error,
-                "windows": {
-                    window: {server: _server(result) for server, result in servers.items()}
-                    for window, servers in outcome.windows.items()
-                },
-            }
-            for name, outcome in outcomes.items()
-        },
+        "complete": all(variant["error"] is None for variant in ordered.values()),
+        "variants": ordered,
     }
 
 
-def _server(result: ServerWindow) -> Document:
+def _base(
+    scenario: Scenario, outcomes: Mapping[str, VariantOutcome], window: str, server: str
+) -> ServerWindow | None:
+    """What another variant made of the same requests."""
+    outcome = outcomes.get(scenario.against.variant or "")
+    return outcome.windows.get(window, {}).get(server) if outcome is not None else None
+
+
+def _server(result: ServerWindow, base: ServerWindow | None) -> Document:
     figures = result.figures
+    outputs = None if base is None else same_outputs(result.records, base.records)
     return {
+        "outputs": outputs and outputs._asdict(),
         "summary": figures.summary,
         "errors": figures.errors,
         "seconds": result.seconds,
+        "average_ttft_s": result.average_ttft_s,
         "left": result.left,
         "tier": result.tier and result.tier._asdict(),
         "loss": _loss(result),

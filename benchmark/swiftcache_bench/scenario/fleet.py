@@ -76,7 +76,8 @@ class Fleet:
         for name, donor in self._variant.donors.items():
             command = [*SWIFTCACHE, "donor", "--device", donor.device, "--size", donor.size]
             command += ["--name", name, "--runtime-dir", str(self._runtime_dir)]
-            self._donors[name] = ProcessTree(command, self._folder / f"donor-{name}.log")
+            log = self._folder / f"donor-{name}.log"
+            self._donors[name] = ProcessTree(command, log, self._file.env)
         for name, process in self._donors.items():
             self._wait_for(process, f"swiftcache donor {name}:", DONOR_TIMEOUT_S)
         cluster = ClusterFile(

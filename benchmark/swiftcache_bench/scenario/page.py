@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from swiftcache_bench.against_baseline import ratio
 from swiftcache_bench.errors import BenchmarkError
-from swiftcache_bench.report.cells import in_digits, in_ms, in_percent, markdown_table
+from swiftcache_bench.report.cells import NONE, in_digits, in_ms, in_percent, markdown_table
 from swiftcache_bench.scenario.document import Document
 from swiftcache_bench.statistics import lost_text
 
@@ -26,6 +26,7 @@ TIME_HEADS = (
     "TTFT P99 / base",
     "TPOT avg / base",
     "TPOT P99 / base",
+    "TTFT avg, each window",
 )
 RATE_HEADS = (
     "window",
@@ -38,6 +39,7 @@ RATE_HEADS = (
     "in the tier",
     "from donors, GB/s",
     "recomputed tokens",
+    "outputs as base",
     "not counted",
 )
 LOSS_HEADS = (
@@ -109,7 +111,8 @@ def _times(row: _Row) -> list[str]:
         in_digits(None if row.base is None else ratio(summary[name], row.base["summary"][name]), 3)
         for name in ("average_ttft", "p99_ttft", "average_tpot", "p99_tpot")
     ]
-    return [*row.names, *cells, *ratios]
+    each = " / ".join(in_ms(seconds) for seconds in row.result["average_ttft_s"])
+    return [*row.names, *cells, *ratios, each]
 
 
 def _rates(row: _Row) -> list[str]:
@@ -123,8 +126,9 @@ def _rates(row: _Row) -> list[str]:
         in_digits(summary["output_token_throughput"], 1),
         in_percent(summary["cache_hit_rate"]),
         in_percent(summary["host_hit_rate"]),
-        in_digits(loaded / seconds / 1e9 if seconds and loaded else None, 2),
+        in_digits(loaded / seconds / 1e9 if seconds and loaded else None, 3),
         in_digits(tier.get("recomputed_tokens"), 0),
+        _same_outputs(row.result["outputs"]),
         _not_counted(row.result),
     ]
 
@@ -137,6 +141,11 @@ def _loss(row: _Row) -> list[str]:
     ]
     counts = (tier.get("recomputed_tokens"), tier.get("lost_blocks"))
     return [*row.names, *times, *(in_digits(count, 0) for count in counts)]
+
+
+def _same_outputs(outputs: Document | None) -> str:
+    """Of the requests that had the same prompt in both."""
+    return NONE if outputs is None else f"{outputs['same_output']} of {outputs['same_prompt']}"
 
 
 def _not_counted(result: Document) -> str:

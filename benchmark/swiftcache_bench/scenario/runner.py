@@ -29,6 +29,7 @@ from swiftcache_bench.statistics import RunFigures, run_figures
 from swiftcache_bench.workload.base import Workload
 
 WARM_UP_CONVERSATIONS = 2
+WARM_UP_ROUNDS = 2
 WARM_UP_SEED = 0x5EED
 
 # Flags that a workload does not depend on; the first is a list.
@@ -48,9 +49,13 @@ class TierChange(NamedTuple):
 
 @dataclass
 class ServerWindow:
-    """One server in the windows of one name: `seconds`, and requests `left` at the limit, added."""
+    """One server in the windows of one name: `seconds`, and requests `left` at the limit, added.
+
+    `average_ttft_s` of each of them: how far they lie apart is noise.
+    """
 
     records: list[RequestRecord] = field(default_factory=list)
+    average_ttft_s: list[float | None] = field(default_factory=list)
     seconds: float = 0.0
     left: int = 0
     tier: TierChange | None = None
@@ -109,25 +114,25 @@ def run_variant(
 
 
 def _warm_up(fleet: Fleet, scenario: Scenario, file: ScenarioFile) -> None:
-    """The first conversations of each server's load: what compiles at first use has compiled."""
+    """The first conversations of each server's load: what compiles at first use has compiled.
+
+    Raises BenchmarkError when one of these requests fails.
+    """
     loads: dict[str, str] = {}
     for window in scenario.windows:
         loads = {**window.background, **window.loads, **loads}
     for server, name in loads.items():
         args = parse_load(file.loads[name])
-        args.num_clients, args.seed = WARM_UP_CONVERSATIONS, WARM_UP_SEED
+        args.num_clients, args.num_rounds = WARM_UP_CONVERSATIONS, WARM_UP_ROUNDS
+        args.seed, args.warm_first_round = WARM_UP_SEED, False
+        args.arrivals, args.request_rate = "ready-queue", [float("inf")]
         load = _load(fleet, server, args)
-        settings = replace(
-            load.settings, arrivals="ready-queue", request_rate=float("inf"), warm_first_round=False
-        )
-        asyncio.run(
-            run_together(
-                {server: load._replace(settings=settings)},
-                {},
-                file.start_timeout_s,
-                args.request_timeout_s,
-            )
-        )
+        limit_s = file.start_timeout_s
+        sent = asyncio.run(run_together({server: load}, {}, limit_s, args.request_timeout_s))
+        failed = [record.error for record in sent.records[server] if not record.ok]
+        if failed or sent.cut:
+            why = failed[0] if failed else f"not through after {limit_s:g} s"
+            raise BenchmarkError(f"the warm-up of {server!r} failed: {why}")
 
 
 def _run_window(fleet: Fleet, window: Window, file: ScenarioFile, outcome: VariantOutcome) -> None:
@@ -162,6 +167,8 @@ def _add(
     into: ServerWindow, server: str, together: Together, change: TierChange, counts: bool
 ) -> None:
     """Windows of one name follow each other on one clock."""
+    alone = run_figures(LoadResult(together.records[server], 0), None)
+    into.average_ttft_s.append(alone.summary["average_ttft"])
     into.records += [
         replace(record, due_s=record.due_s + into.seconds, sent_s=record.sent_s + into.seconds)
         for record in together.records[server]

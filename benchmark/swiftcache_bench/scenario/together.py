@@ -56,12 +56,13 @@ async def run_together(
 ) -> Together:
     """Send `loads` to their ends, at most for `limit_s` in all, and `background` for as long.
 
-    First turns that `loads` send beforehand (`warm_first_round`) go out first; when those of all
-    are through `begun` is called, the measured part starts for all at once, and the background
-    with it. What is under way at the limit is given up. Raises BenchmarkError for unfit settings.
+    First turns that are sent beforehand (`warm_first_round`), those of the background too, go out
+    first; when all of them are through `begun` is called, and the measured part starts for all at
+    once. What is under way at the limit is given up. Raises BenchmarkError for unfit settings.
     """
     result = Together({name: [] for name in (*loads, *background)})
-    gate = _Gate(len(loads), begun)
+    warm = sum(load.settings.warm_first_round for load in background.values())
+    gate = _Gate(len(loads) + warm, begun)
     async with AsyncExitStack() as clients:
         of = {
             name: await clients.enter_async_context(Client(load.url, request_timeout_s))
@@ -73,10 +74,13 @@ async def run_together(
             await run_load(of[name], load.workload, load.settings, take, gate.pass_through)
 
         async def send_again_and_again(name: str, load: Load) -> None:
+            take = result.records[name].append
+            if load.settings.warm_first_round:
+                await run_load(of[name], load.workload, load.settings, take, gate.pass_through)
             await gate.opened.wait()
             for seed in count(load.settings.seed):
-                settings = replace(load.settings, seed=seed)
-                await run_load(of[name], load.workload, settings, result.records[name].append)
+                settings = replace(load.settings, seed=seed, warm_first_round=False)
+                await run_load(of[name], load.workload, settings, take)
 
         async def watch_clock() -> None:
             await gate.opened.wait()
@@ -120,6 +124,15 @@ class _Gate:
             await asyncio.to_thread(self._begun)
             self.opened.set()
         await self.opened.wait()
+
+
+async def _all_or_first_failure(
+    mine: Sequence[asyncio.Task[None]], others: Sequence[asyncio.Task[None]], limit_s: float
+) -> None:
+    """Return once `mine` are done, or `limit_s` has passed, or any task has failed."""
+    through = asyncio.create_task(asyncio.wait(mine, return_when=asyncio.FIRST_EXCEPTION))
+    await asyncio.wait({through, *others}, timeout=limit_s, return_when=asyncio.FIRST_COMPLETED)
+    through.cancel()
 
 
 async def _cancel(tasks: Sequence[asyncio.Task[None]]) -> None:

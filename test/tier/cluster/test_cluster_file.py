@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,8 @@ from swiftcache_tier.cluster.config import ClusterFile, read_cluster_file
 from swiftcache_tier.cluster.environment import apply_environment, cluster_of_environment
 from swiftcache_tier.errors import SwiftCacheError
 
-EXAMPLES = Path(__file__).resolve().parents[3] / "examples"
+REPOSITORY = Path(__file__).resolve().parents[3]
+EXAMPLES = REPOSITORY / "examples"
 
 Read = Callable[[str], ClusterFile]
 
@@ -69,6 +71,15 @@ def test_donors_start_before_receivers_and_servers_of_one_gpu_one_by_one(read: R
     groups = waves(read(CLUSTER), Path("/run/there"))
     names = [[member.name for member in group] for group in groups]
     assert names == [["attic"], ["code", "plain"], ["helper"], ["chat"]]
+
+
+def test_the_documented_file_is_one(read: Read) -> None:
+    (text,) = re.findall(r"```yaml\n(.*?)```", (REPOSITORY / "docs/cluster.md").read_text(), re.S)
+    cluster = read(text)
+    assert set(cluster.servers["chat"].__struct_fields__) - {"donate"} == {
+        line.split(":")[0].strip()
+        for line in text.split("chat:\n")[1].split("  code:")[0].splitlines()
+    }, "every entry of a receiver is shown"
 
 
 def test_a_model_beside_the_file_is_found_from_anywhere(read: Read, tmp_path: Path) -> None:

@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pytest
 
-from support.processes import wait_until
 from swiftcache_tier.errors import SwiftCacheError
 from swiftcache_tier.log_format import JsonFormatter, json_wanted
 
@@ -56,10 +55,11 @@ def test_every_line_of_a_donor_is_json(tmp_path: Path, monkeypatch: pytest.Monke
     log = tmp_path / "log"
     with (
         log.open("w") as stderr,
-        subprocess.Popen(command, stderr=stderr, stdout=subprocess.DEVNULL) as donor,
+        subprocess.Popen(command, stderr=stderr, stdout=subprocess.PIPE) as donor,
     ):
         try:
-            wait_until(lambda: log.read_text().endswith("\n"), START_DEADLINE_S, "the donor logs")
+            assert donor.stdout is not None
+            assert donor.stdout.readline().startswith(b"swiftcache donor a:"), "it is ready"
             donor.terminate()
             assert donor.wait(START_DEADLINE_S) == 0
         finally:

@@ -8,6 +8,8 @@ installed ``sglang`` package and overwrites no file of it.
 ``cpu_engine``              what the CPU engine needs on a machine without a CUDA driver
 ``server_flags``            the ``--swiftcache-*`` flags, as real ``ServerArgs`` fields
 ``flag_checks``             what may not stand beside ``--swiftcache-donors``
+``donate_checks``           what ``--swiftcache-donate`` asks of the other flags
+``conflicts``               a flag of SGLang's that cannot stand beside one of ours
 ``model_check``             model families that are not covered
 ``plugin``                  entry point of SGLang's plugin framework: hooks and cache backend
 ``hooks``                   the one list of hooks on SGLang, each with its reason
@@ -17,6 +19,7 @@ installed ``sglang`` package and overwrites no file of it.
 ``donor_radix_cache``       ``DonorRadixCache``: the radix tree over device and donors
 ``vacate``                  giving memory back: move, forget or drop the blocks in it
 ``refill``                  ``--swiftcache-replicas``: copies that a lost donor took are made again
+``layer_stream``            contexts longer than the device's own KV memory, a package
 ``verify``                  ``--swiftcache-verify``: checksums of blocks, corrupt ones are misses
 ``expiry``                  ``--swiftcache-ttl``: forgetting what nobody has used for so long
 ``watchdog``                notices that nothing moves, and logs how everything stands
@@ -25,7 +28,15 @@ installed ``sglang`` package and overwrites no file of it.
 ``tier_stats``              what ``/server_info`` reports
 ``traffic``                 bytes by link and by donor, and how long loads took
 ``tier_metrics``            what ``/metrics`` says of the tier
+``donation_metrics``        what ``/metrics`` says of a server that lends its own KV memory
 ``ttft``                    time to first token in ``/metrics``, the server's warm-up left aside
+``elastic_pool``            ``ElasticKVPool``: the page-major pool on memory that can be lent
+``elastic_allocator``       ``ElasticAllocator``: lent pages are held, not free and not in use
+``donation``                ``Donation``: when a server lends, takes back, waits for its memory
+``request_needs``           what waiting and running requests may yet take of the pool
+``compaction``              emptying extents: cold leaves are evicted, pages moved
+``forward_fence``           work that comes after every forward in flight
+``page_major_paths``        moving blocks between donors and a page-major pool
 ==========================  =====================================================================
 """
 

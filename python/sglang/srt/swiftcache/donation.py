@@ -13,6 +13,7 @@ from sglang.srt.managers.io_struct import AbortReq
 
 from sglang.srt.swiftcache import donate_checks
 from sglang.srt.swiftcache.compaction import Compactor
+from sglang.srt.swiftcache.donation_metrics import DonationMetrics
 from sglang.srt.swiftcache.elastic_allocator import ElasticAllocator
 from sglang.srt.swiftcache.elastic_pool import ElasticKVPool
 from sglang.srt.swiftcache.forward_fence import ForwardFence
@@ -94,6 +95,12 @@ class Donation:
         self._plan = plan_pool_donor(self._pool.memory, paths, settings)
         self._donor = ElasticDonor(self._plan, self._pool.memory, settings)
         self._donor.start()
+        self._metrics = None
+        if args.enable_metrics:
+            labels = args.extra_metric_labels or {}
+            self._metrics = DonationMetrics(
+                self._plan.paths.name, labels, settings.metrics_interval_s
+            )
         logger.info(
             "SwiftCache: lends from %s of KV memory as %s",
             format_size(self._plan.size_bytes),
@@ -105,6 +112,14 @@ class Donation:
         now_s = time.monotonic()
         self._take_in(running_batch, now_s)
         self._hand_over()
+        if self._metrics is not None:
+            totals = self.totals
+            self._metrics.step(
+                self._donor.handed_over,
+                self._plan.extents,
+                totals.take_backs,
+                totals.aborted_requests,
+            )
         if not (self._lent or self._donor.demand):
             return
         levels = self._levels(running_batch, now_s)

@@ -182,6 +182,16 @@ class DonorKVCache(HostKVCache):
         self._held_back = waiting[held]
         self.tier.free(waiting[~held])
 
+    def release_held(self) -> None:
+        """Give back what `release` held back, as far as it is free now. Cheap if there is none."""
+        if self._held_back.size:
+            self.release(np.empty(0, dtype=np.int64))
+
+    @property
+    def blocks_held_back(self) -> int:
+        """Given back, and still in use by a launched forward."""
+        return len(self._held_back)
+
     def clear(self) -> None:
         """Free every slot: the tree was flushed. The memory stays with this server."""
         self._operation = None

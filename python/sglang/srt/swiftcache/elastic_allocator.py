@@ -33,8 +33,8 @@ class ElasticAllocator(PagedTokenToKVPoolAllocator):
     def clear(self) -> None:
         """Everything is free but what is lent: else a flush would give it two owners."""
         super().clear()
-        if self.page_map.held_count:
-            self._remove(self.page_map.held)
+        held = self.page_map.held
+        self._remove(held[held <= self.num_pages])  # a resize may have put some out of range
 
     def free_mask(self) -> np.ndarray:
         """Which pages could be handed out now, bool [pages]. On a GPU, waits for the free list."""

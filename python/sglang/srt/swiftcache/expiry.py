@@ -74,5 +74,7 @@ class Expiry:
             return tokens
         if not node.evicted:
             self._cache._evict_backuped(node)
-        self._vacater.drop_subtree(node)
+        # one of the layer window has left the tree by now, where its pages found no new homes
+        if node.backuped:
+            self._vacater.drop_subtree(node)
         return tokens

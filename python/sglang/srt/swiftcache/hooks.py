@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from sglang.srt.plugins.hook_registry import HookType
 
+from sglang.srt.swiftcache import donate_checks
 from sglang.srt.swiftcache.layer_stream import wiring
 
 if TYPE_CHECKING:
@@ -201,10 +202,12 @@ def _watch_scheduler(_: Any, scheduler: Any) -> None:
         scheduler.tree_cache.watch(scheduler)
 
 
+def _has_swiftcache(server_args: Any) -> bool:
+    return server_args.swiftcache_donors is not None or donate_checks.is_on(server_args)
+
+
 def _has_ttft(tokenizer_manager: Any) -> bool:
-    return tokenizer_manager.enable_metrics and (
-        tokenizer_manager.server_args.swiftcache_donors is not None
-    )
+    return tokenizer_manager.enable_metrics and _has_swiftcache(tokenizer_manager.server_args)
 
 
 def _register_ttft(_: Any, tokenizer_manager: Any) -> None:
@@ -216,7 +219,7 @@ def _register_ttft(_: Any, tokenizer_manager: Any) -> None:
 
 def _mark_warm_up(tokenizer_manager: Any, obj: Any, request: Any = None) -> None:
     # only SGLang's server warms up by HTTP: an Engine, which stays "starting", passes no request
-    if request is None or tokenizer_manager.server_args.swiftcache_donors is None:
+    if request is None or not _has_swiftcache(tokenizer_manager.server_args):
         return
     from sglang.srt.managers.tokenizer_manager import ServerStatus
 

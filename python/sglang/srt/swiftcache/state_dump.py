@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from sglang.srt.swiftcache.elastic_allocator import ElasticAllocator
+
 if TYPE_CHECKING:
     from sglang.srt.mem_cache.radix_cache import TreeNode
 
@@ -87,6 +89,7 @@ class StateDump:
 
     def _device_slots(self) -> dict[str, int]:
         cache = self._cache
+        allocator = cache.token_to_kv_pool_allocator
         page = cache.page_size
         uncached = 0
         for request in self._holders.values():
@@ -95,10 +98,11 @@ class StateDump:
                 uncached += whole_pages - request.cache_protected_len
         return {
             "total": self._scheduler.max_total_num_tokens,
-            "free": cache.token_to_kv_pool_allocator.available_size(),
+            "free": allocator.available_size(),
             "evictable": cache.evictable_size(),
             "protected": cache.protected_size(),
             "of_requests": uncached,
+            "lent": allocator.held_tokens if isinstance(allocator, ElasticAllocator) else 0,
         }
 
     def _pins(self) -> dict[str, Any]:
@@ -168,7 +172,7 @@ class StateDump:
         parts = {name: count for name, count in slots.items() if name != "total"}
         if sum(parts.values()) != slots["total"]:
             yield Violation(
-                "device slots = free + evictable + protected + of requests",
+                "device slots = free + evictable + protected + of requests + lent",
                 f"{slots['total']} slots, but {parts}",
             )
 
@@ -202,11 +206,11 @@ class StateDump:
         twice = len(blocks) - len(np.unique(blocks))
         others = np.setdiff1d(self._cache.blocks_of_no_node(), blocks)
         used = pool.tier.used_blocks
-        if twice or used != len(blocks) + len(others):
+        if twice or used != len(blocks) + len(others) + pool.blocks_held_back:
             yield Violation(
-                "every block in use belongs to one node, or is a copy or a home",
-                f"{used} blocks are in use, nodes have {len(blocks)}, {twice} of them twice, and "
-                f"{len(others)} are copies or homes",
+                "every block in use belongs to one node, is a copy, or the home of a window page",
+                f"{used} blocks are in use, nodes have {len(blocks)}, {twice} of them twice, "
+                f"{len(others)} are copies or homes, {pool.blocks_held_back} held back",
             )
 
     def _completed_transfers_are_acknowledged(self) -> Iterator[Violation]:

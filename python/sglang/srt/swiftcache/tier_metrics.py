@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 TIERS = ("device", "donor")
 BLOCK_STATES = ("free", "used", "retiring")
-SLOT_STATES = ("free", "used")
+SLOT_STATES = ("free", "used", "retired")
 DONOR_STATES = ("joined", "draining", "lost")
 # Outcomes of reclaims and the keys of the tier's status that count them.
 RECLAIM_OUTCOMES = {"in_time": "in_time", "late": "late", "donor_lost": "donors_lost"}
@@ -45,6 +45,19 @@ class Metric(NamedTuple):
 
 
 _DONOR: Mapping[str, tuple[str, ...]] = {"donor": ()}
+
+DONATED_RATIO = Metric(
+    "swiftcache_worker_donated_memory_ratio",
+    "gauge",
+    "Part of what a donor has that is lent to this server; of the server's own KV memory, to all.",
+    _DONOR,
+)
+DONOR_ELASTIC = Metric(
+    "swiftcache_donor_elastic",
+    "gauge",
+    "1 if the donor is a serving engine, which lends of its own KV pool.",
+    _DONOR,
+)
 
 METRICS = (
     Metric("swiftcache_cache_requests_total", "counter", "Requests that were prefilled."),
@@ -104,18 +117,8 @@ METRICS = (
         "From the first to the last layer of a load from donors.",
         buckets=_LOAD_BUCKETS_S,
     ),
-    Metric(
-        "swiftcache_worker_donated_memory_ratio",
-        "gauge",
-        "Part of what a donor has to lend that is lent to this server.",
-        _DONOR,
-    ),
-    Metric(
-        "swiftcache_donor_elastic",
-        "gauge",
-        "1 if the donor is a serving engine, which lends of its own KV pool.",
-        _DONOR,
-    ),
+    DONATED_RATIO,
+    DONOR_ELASTIC,
     Metric(
         "swiftcache_blocks",
         "gauge",
@@ -145,7 +148,7 @@ METRICS = (
     Metric(
         "swiftcache_lost_blocks_total",
         "counter",
-        "Blocks whose content was given up and is a miss.",
+        "Blocks whose content was lost: a miss, or for corrupt ones the use of a copy.",
         {"cause": LOST_CAUSES},
     ),
     Metric(
@@ -166,6 +169,41 @@ METRICS = (
 )
 
 
+_registered: dict[str, Any] = {}
+
+
+def register(metric: Metric, extra: Mapping[str, str]) -> Any:
+    """Make a metric of this process, or return it: a server that lends and borrows has it once.
+
+    ``extra``: labels that all metrics carry. Labels with known values are there at 0 from now on.
+    """
+    if metric.name in _registered:
+        return _registered[metric.name]
+    # only now, not when this module is imported: the variable that makes prometheus_client work
+    # across processes must be set before
+    from prometheus_client import Counter, Gauge, Histogram
+
+    names = [*extra, *metric.labels]
+    series: Any
+    if metric.kind == "counter":
+        series = Counter(metric.name, metric.help, names)
+    elif metric.kind == "gauge":
+        series = Gauge(metric.name, metric.help, names, multiprocess_mode="mostrecent")
+    else:
+        series = Histogram(metric.name, metric.help, names, buckets=metric.buckets)
+    if "donor" not in metric.labels:
+        for values in _combinations(metric.labels):
+            labelled(series, extra, values)
+    _registered[metric.name] = series
+    return series
+
+
+def labelled(series: Any, extra: Mapping[str, str], labels: Mapping[str, str]) -> Any:
+    """The one series of a metric that has these labels."""
+    labels = {**extra, **labels}
+    return series.labels(**labels) if labels else series
+
+
 class TierMetrics:
     """Brings ``/metrics`` up to date with the tier's own counts. Scheduler thread only."""
 
@@ -177,7 +215,7 @@ class TierMetrics:
         self._extra = dict(extra_labels)
         self._interval_s = interval_s
         self._next_s = 0.0
-        self._series = {metric.name: self._register(metric) for metric in METRICS}
+        self._series = {m.name: register(m, self._extra) for m in METRICS}
         self._counted: dict[tuple[str, ...], float] = {}
         self._before_requests: dict[tuple[str, ...], float] = {}
         self._donors_seen: set[str] = set()
@@ -217,7 +255,7 @@ class TierMetrics:
         self._count("swiftcache_expired_tokens_total", status["expired_tokens"])
         self._count("swiftcache_stalls_total", status["stalls"])
         self._set("swiftcache_orphaned_extents", status["orphaned_extents"])
-        slots = status.get("window_slots", {})
+        slots = status.get("layer_stream", {}).get("window_slots", {})
         for state in SLOT_STATES:
             self._set("swiftcache_window_slots", slots.get(state, 0), state=state)
 
@@ -259,33 +297,11 @@ class TierMetrics:
         for state in DONOR_STATES:
             self._set("swiftcache_donors", states.count(state), state=state)
 
-    def _register(self, metric: Metric) -> Any:
-        # only now, not when this module is imported: the variable that makes prometheus_client
-        # work across processes must be set before
-        from prometheus_client import Counter, Gauge, Histogram
-
-        names = [*self._extra, *metric.labels]
-        series: Any
-        if metric.kind == "counter":
-            series = Counter(metric.name, metric.help, names)
-        elif metric.kind == "gauge":
-            series = Gauge(metric.name, metric.help, names, multiprocess_mode="mostrecent")
-        else:
-            series = Histogram(metric.name, metric.help, names, buckets=metric.buckets)
-        if "donor" not in metric.labels:
-            for values in _combinations(metric.labels):
-                self._labelled(series, values)
-        return series
-
-    def _labelled(self, series: Any, labels: Mapping[str, str]) -> Any:
-        labels = {**self._extra, **labels}
-        return series.labels(**labels) if labels else series
-
     def _count(self, name: str, total: float, **labels: str) -> None:
         """Raise a counter to ``total``, which never falls."""
         key = (name, *labels.values())
         before = self._counted.get(key, 0)
-        self._labelled(self._series[name], labels).inc(total - before)
+        labelled(self._series[name], self._extra, labels).inc(total - before)
         self._counted[key] = total
 
     def _count_traffic(
@@ -300,11 +316,11 @@ class TierMetrics:
             self._count(name, total - before, **labels)
 
     def _set(self, name: str, value: float, **labels: str) -> None:
-        self._labelled(self._series[name], labels).set(value)
+        labelled(self._series[name], self._extra, labels).set(value)
 
     def _drain(self, name: str, durations_s: Any) -> None:
         while durations_s:
-            self._labelled(self._series[name], {}).observe(durations_s.popleft())
+            labelled(self._series[name], self._extra, {}).observe(durations_s.popleft())
 
 
 def _combinations(labels: Mapping[str, tuple[str, ...]]) -> list[dict[str, str]]:

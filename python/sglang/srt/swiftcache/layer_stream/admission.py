@@ -48,7 +48,7 @@ class Admission:
         spilled = max(0, need - room)
         if streamed + spilled == 0:
             return True
-        pages = cache.window_pages_of(others) + streamed + spilled
+        pages = cache.window_pages_of(others, req.last_node) + spilled
         return pages * self._block_bytes <= self._budget_bytes
 
     def _prefix(self, node: TreeNode) -> tuple[int, int]:

@@ -28,6 +28,7 @@ class HomeKeeper:
     def __init__(self, book: PageBook, pool: DonorKVCache) -> None:
         self._book = book
         self._pool = pool
+        self._started = False
         self.retracted = 0
         """Requests that were put back into the queue because their pages lost their homes."""
 
@@ -36,8 +37,9 @@ class HomeKeeper:
 
         Pages for which the tier has no block retire, with a warning.
 
-        Raises SwiftCacheError if there is not one block.
+        Raises SwiftCacheError if there is not one block, at the start of a server.
         """
+        starting, self._started = not self._started, True
         wanted = self._book.window_pages
         blocks = self._pool.tier.alloc(min(wanted, self._pool.tier.free_blocks))
         assert blocks is not None
@@ -49,7 +51,7 @@ class HomeKeeper:
                 f"{format_size(wanted * block_bytes)} of donor memory and "
                 f"{format_size(len(blocks) * block_bytes)} is lent"
             )
-            if len(blocks) == 0:
+            if starting and len(blocks) == 0:
                 raise SwiftCacheError(f"{missing}: lend more or ask for a smaller window")
             logger.warning("%s: the rest of the window waits for donors", missing)
 
@@ -62,13 +64,17 @@ class HomeKeeper:
             assert blocks is not None
             self._book.set_homes(pages, blocks)
 
-    def renew(self, pages: np.ndarray, evict_host: Callable[[int], Any]) -> bool:
-        """Fresh homes for window pages whose old ones stay with a node. False if there are none."""
+    def renew(self, pages: np.ndarray, *make_room: Callable[[int], Any]) -> bool:
+        """Fresh homes for window pages whose old ones stay with a node. False if there are none.
+
+        make_room: ways to free tokens of the tier, tried in turn where it has too few blocks.
+        """
         tier = self._pool.tier
         blocks = tier.alloc(len(pages))
-        if blocks is None:
-            evict_host((len(pages) - tier.free_blocks) * self._pool.page_size)
-            blocks = tier.alloc(len(pages))
+        for way in make_room:
+            if blocks is None:
+                way((len(pages) - tier.free_blocks) * self._pool.page_size)
+                blocks = tier.alloc(len(pages))
         if blocks is None:
             return False
         self._book.set_homes(pages, blocks)
@@ -116,10 +122,36 @@ class StreamVacater(Vacater):
         lost = cache.allocator.book.pages_with_homes_in(self._cache.tier_pool.tier.must_vacate())
         found = []
         for place, request in enumerate(requests):
+            if request.finished():
+                continue
             held = cache.allocator.rows.get(request.req_pool_idx, request.kv.kv_allocated_len)
             if np.isin(held, lost).any():
                 found.append(place)
         return min(found, key=lambda place: len(requests[place].output_ids), default=None)
+
+    def forget_copies(self, tokens: int) -> None:
+        """Give up copies of nodes that are on regular slots, leaf first and coldest first.
+
+        They are recomputed once they have been evicted from the device.
+        """
+        cache = self._stream_cache
+        busy = self.in_flight()
+        on_device = [n for n in subtree(cache.root_node) if n is not cache.root_node]
+        for node in sorted(on_device, key=lambda n: n.last_access_time):
+            if tokens <= 0:
+                return
+            below = node.children.values()
+            if (
+                node.host_value is not None
+                and not node.evicted
+                and not cache.is_window(node)
+                and node not in busy
+                and node.host_ref_counter == 0
+                and all(cache.is_window(n) or n.host_value is None for n in below)
+            ):
+                tokens -= len(node.host_value)
+                self._forget_copy(node)
+                cache._update_host_leaf_status(node)
 
     def _vacate_homes(self) -> None:
         """Homes of pages that are free, or that a request holds outside the tree."""
@@ -146,6 +178,8 @@ class StreamVacater(Vacater):
         book, tier = cache.allocator.book, pool.tier
         if tier.free_blocks < len(pages):
             cache.evict_host((len(pages) - tier.free_blocks) * cache.page_size)
+        if tier.free_blocks < len(pages):
+            self.forget_copies((len(pages) - tier.free_blocks) * cache.page_size)
         if tier.free_blocks < len(pages):
             self._take_from_free_pages(len(pages) - tier.free_blocks)
         count = min(len(pages), tier.free_blocks)

@@ -91,8 +91,10 @@ def tensor_at(
         memory = (ctypes.c_char * size_bytes).from_address(address)
         return torch.frombuffer(memory, dtype=dtype).view(shape)
     # The interface has no bfloat16 and no float8, so the bytes are named and viewed.
-    described = _CudaBytes(address, size_bytes)
-    return torch.as_tensor(described, device=device).view(dtype).view(shape)
+    tensor = torch.as_tensor(_CudaBytes(address, size_bytes), device=device)
+    if tensor.data_ptr() != address:
+        raise RuntimeError(f"PyTorch copied the memory at {address:#x} instead of using it")
+    return tensor.view(dtype).view(shape)
 
 
 class _CudaBytes:

@@ -142,18 +142,19 @@ def add_one_req(
 ) -> Any:
     """PrefillAdder.add_one_req: what would stream too much waits, as for want of slots."""
     cache = _stream_cache(adder.tree_cache)
-    if cache is not None and not cache.admission.may_run(adder, req):
-        from sglang.srt.managers.schedule_policy import AddReqResult
+    if cache is not None:
+        if not cache.admission.may_run(adder, req):
+            from sglang.srt.managers.schedule_policy import AddReqResult
 
-        return AddReqResult.NO_TOKEN
+            return AddReqResult.NO_TOKEN
+        cache.promote(req)
     return original(adder, req, *args, **kwargs)
 
 
 def update_running_batch(original: Callable[..., Any], scheduler: Any, batch: Any) -> Any:
     """Scheduler.update_running_batch: requests whose pages lose their homes start over."""
     cache = _stream_cache(scheduler.tree_cache)
-    if cache is not None and not batch.is_empty():
-        batch.filter_batch()
+    if cache is not None:
         place = cache.stranded(batch.reqs)
         if place is not None:
             req = batch.reqs[place]

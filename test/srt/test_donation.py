@@ -1,0 +1,342 @@
+"""What a scheduler lends and when it asks back; donor and forwards are driven by hand."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from sglang.srt.swiftcache import donation as donation_module
+from sglang.srt.swiftcache.donation import Donation
+from support.elastic_tree import PAGE_TOKENS, ElasticTree
+
+PAGES = 95  # and page 0: 12 extents of 8 pages
+TOKENS = PAGES * PAGE_TOKENS
+
+
+class DonorByHand:
+    """In place of ``ElasticDonor``: receivers want everything, and return what the test says."""
+
+    def __init__(self, plan: Any, memory: Any, settings: Any) -> None:
+        self.demand = 99
+        self.theirs: list[int] = []
+        self.aimed: list[int] = []
+        self.stuck = 0
+        self._back: list[int] = []
+
+    def start(self) -> None:
+        pass
+
+    def stop(self) -> bool:
+        return True
+
+    @property
+    def handed_over(self) -> int:
+        return len(self.theirs) + len(self._back)
+
+    def lend(self, slots: list[int], target: int) -> None:
+        self.theirs += slots
+
+    def aim(self, target: int) -> None:
+        self.aimed.append(target)
+
+    def give_back(self, extents: int) -> None:
+        self._back += [self.theirs.pop() for _ in range(extents)]
+
+    def take_returned(self) -> list[int]:
+        slots, self._back = self._back, []
+        return slots
+
+    def status(self) -> Any:
+        extents = {"degraded": self.stuck, "orphaned": 0}
+        return SimpleNamespace(state="serving", extents=extents, receivers=[])
+
+
+class FenceByHand:
+    """Forwards in flight that end when the test says."""
+
+    def __init__(self, forward_stream: Any, device: str) -> None:
+        self.in_flight: list[Callable[[], None]] = []
+        self.open = True
+
+    def launch(self, forward: Callable[[], None]) -> None:
+        self.open = False
+        self.in_flight.append(forward)
+
+    def queue(self, work: Callable[[], None]) -> Callable[[], bool]:
+        if self.open:
+            work()
+            return lambda: True
+        self.in_flight.append(work)
+        return lambda: self.open
+
+    def finish(self) -> None:
+        for work in self.in_flight:
+            work()
+        self.in_flight.clear()
+        self.open = True
+
+
+class Batch:
+    """A running batch of requests that each need a page for their next token."""
+
+    def __init__(self, requests: int = 0, new_tokens: int = 0) -> None:
+        self.reqs = [request(0, new_tokens) for _ in range(requests)]
+        self.batch_is_full = True
+
+    def is_empty(self) -> bool:
+        return not self.reqs
+
+    def new_tokens_required_next_decode(self) -> int:
+        return len(self.reqs) * PAGE_TOKENS
+
+
+def request(prompt_tokens: int, new_tokens: int) -> Any:
+    return SimpleNamespace(
+        rid=f"{prompt_tokens} tokens",
+        origin_input_ids=[0] * prompt_tokens,
+        output_ids=[],
+        prefix_indices=[],
+        sampling_params=SimpleNamespace(max_new_tokens=new_tokens),
+    )
+
+
+class World:
+    def __init__(self, tree: ElasticTree, **flags: Any) -> None:
+        self.tree = tree
+        self.now_s = 1000.0
+        self.sent: list[Any] = []
+        args = SimpleNamespace(
+            swiftcache_donate="auto",
+            swiftcache_low_water=0.2,
+            swiftcache_high_water=0.3,
+            swiftcache_runtime_dir="/nowhere",
+            port=1,
+            enable_metrics=False,
+        )
+        self.scheduler = SimpleNamespace(
+            server_args=args,
+            token_to_kv_pool_allocator=tree.allocator,
+            tree_cache=tree.cache,
+            forward_stream=None,
+            page_size=PAGE_TOKENS,
+            waiting_queue=[],
+            chunked_req=None,
+            new_token_ratio_tracker=SimpleNamespace(current=1.0),
+            enable_hierarchical_cache=False,
+            ipc_channels=SimpleNamespace(
+                send_to_tokenizer=SimpleNamespace(
+                    send_output=lambda message, _: self.sent.append(message)
+                )
+            ),
+        )
+        vars(args).update(flags)
+        self.batch = Batch()
+        self.donation = Donation(self.scheduler)
+        self.donor: DonorByHand = self.donation._donor  # type: ignore[assignment]
+        self.fence: FenceByHand = self.donation._fence  # type: ignore[assignment]
+
+    def step(self, after_s: float = 0.0) -> None:
+        self.now_s += after_s
+        self.donation.step(self.batch)
+
+    def lend_all(self) -> int:
+        self.step()
+        assert self.donor.theirs
+        return len(self.donor.theirs)
+
+
+@pytest.fixture
+def tree(monkeypatch: pytest.MonkeyPatch) -> Iterator[ElasticTree]:
+    for name, value in {
+        "EXTENT_BYTES": "4KiB",
+        "LEND_QUIET_S": "5",
+        "COLD_AFTER_S": "60",
+        "TAKE_BACK_WAIT_S": "1",
+        "RECLAIM_DEADLINE_S": "5",
+    }.items():
+        monkeypatch.setenv(f"SWIFTCACHE_{name}", value)
+    tree = ElasticTree(PAGES)
+    yield tree
+    tree.close()
+
+
+@pytest.fixture
+def world(tree: ElasticTree, monkeypatch: pytest.MonkeyPatch) -> World:
+    made: list[World] = []
+    monkeypatch.setattr(donation_module, "ElasticDonor", DonorByHand)
+    monkeypatch.setattr(donation_module, "ForwardFence", FenceByHand)
+    monkeypatch.setattr(donation_module, "plan_pool_donor", _plan)
+    monkeypatch.setattr(
+        donation_module.time, "monotonic", lambda: made[0].now_s if made else 1000.0
+    )
+    made.append(World(tree))
+    return made[0]
+
+
+def _plan(memory: Any, paths: Any, settings: Any) -> Any:
+    return SimpleNamespace(paths=paths, size_bytes=memory.size_bytes)
+
+
+# -- lending ----------------------------------------------------------------------------------
+
+
+def test_an_idle_engine_lends_down_to_the_high_mark(world: World) -> None:
+    assert world.lend_all() == 8  # of 95 pages, 31 stay
+    assert world.tree.allocator.available_size() == 31 * PAGE_TOKENS
+    world.tree.check()
+
+
+def test_what_is_needed_is_not_lent(world: World) -> None:
+    world.batch = Batch(requests=2, new_tokens=16 * PAGE_TOKENS)
+    assert world.lend_all() == 4
+    assert world.tree.allocator.available_size() == 63 * PAGE_TOKENS
+
+
+def test_a_page_that_a_forward_still_writes_is_not_lent_before_it_was_zeroed(
+    world: World,
+) -> None:
+    """As under SGLang's overlap: a request has finished, its pages are free, and the forward that
+    was launched before is still to write one more token of it."""
+    world.fence.launch(lambda: world.tree.pool.raw_pages[PAGES].fill_(77))
+    world.step()
+    world.step(after_s=1.0)
+    assert world.donor.theirs == [], "offered while a forward was in flight"
+    assert world.tree.allocator.held_tokens > 0, "and yet out of use already"
+    world.fence.finish()
+    world.step(after_s=1.0)
+    assert world.donor.theirs
+    extent_bytes = world.tree.allocator.page_map.extent_bytes
+    for slot in world.donor.theirs:
+        start = slot * extent_bytes
+        assert not world.tree.pool._raw[start : start + extent_bytes].any()
+
+
+# -- taking back ------------------------------------------------------------------------------
+
+
+def test_the_queues_head_is_enough_to_take_back(world: World) -> None:
+    lent = world.lend_all()
+    world.scheduler.waiting_queue = [request(40 * PAGE_TOKENS, 8)]
+    world.step()
+    assert world.donor.aimed[-1] < lent
+    assert world.donation.holds_prefill(world.batch), "it waits rather than evict"
+
+
+def test_what_comes_back_reopens_admission_and_is_zeroed(world: World) -> None:
+    lent = world.lend_all()
+    world.scheduler.waiting_queue = [request(40 * PAGE_TOKENS, 8)]
+    world.step()
+    slot = world.donor.theirs[-1]
+    pages = world.tree.allocator.page_map.pages_of(slot)
+    world.tree.pool.raw_pages[pages] = 99  # as a receiver wrote it
+    world.donor.give_back(lent - world.donor.aimed[-1])
+    world.step(after_s=0.01)
+    assert not world.batch.batch_is_full
+    assert not world.tree.pool.raw_pages[pages].any()
+    assert not world.donation.holds_prefill(world.batch)
+    assert world.tree.allocator.available_size() >= 40 * PAGE_TOKENS
+    assert world.donation.status()["take_backs"] == 1
+    assert world.donation.status()["take_back_seconds"] == pytest.approx(0.01)
+    world.tree.check()
+
+
+def test_nobody_is_waited_for_longer_than_the_setting(world: World) -> None:
+    world.lend_all()
+    world.scheduler.waiting_queue = [request(40 * PAGE_TOKENS, 8)]
+    world.step()
+    assert world.donation.holds_prefill(world.batch)
+    world.step(after_s=1.1)
+    assert not world.donation.holds_prefill(world.batch)
+
+
+def test_a_decode_step_waits_rather_than_evict_or_retract(world: World) -> None:
+    world.lend_all()
+    hot = list(range(31 * PAGE_TOKENS))
+    assert world.tree.run(hot)
+    world.batch = Batch(requests=2, new_tokens=PAGE_TOKENS)
+    world.step()
+    assert world.donor.aimed
+    assert world.donation.holds_decode(world.batch, last_batch=None)
+    assert world.tree.run(hot), "nothing hot was evicted"
+    extend = SimpleNamespace(forward_mode=SimpleNamespace(is_extend=lambda: True))
+    assert not world.donation.holds_decode(world.batch, extend), "it must be merged first"
+    world.donor.give_back(len(world.donor.theirs) - world.donor.aimed[-1])
+    world.step()
+    assert not world.donation.holds_decode(world.batch, last_batch=None)
+
+
+def test_a_server_that_waits_goes_on_giving_back_to_others(world: World) -> None:
+    world.lend_all()
+    world.scheduler.enable_hierarchical_cache = True
+    polls: list[bool] = []
+    world.tree.cache.check_hicache_events = lambda: polls.append(True)  # type: ignore[attr-defined]
+    world.scheduler.waiting_queue = [request(40 * PAGE_TOKENS, 8)]
+    world.step()
+    assert world.donation.holds_prefill(world.batch)
+    assert polls == [True]
+
+
+def test_the_engines_own_cold_prefixes_go_before_lent_memory(world: World) -> None:
+    world.lend_all()
+    assert world.tree.run(list(range(31 * PAGE_TOKENS)))
+    world.tree.node_of(list(range(31 * PAGE_TOKENS))).last_access_time = 0.0  # long ago
+    world.scheduler.waiting_queue = [request(4 * PAGE_TOKENS, 4)]
+    world.step(after_s=2.0)
+    assert world.donor.aimed == [], "the cold pages are enough"
+    assert not world.donation.holds_prefill(world.batch)
+
+
+def test_after_a_take_back_it_is_quiet_for_a_while(world: World) -> None:
+    lent = world.lend_all()
+    world.scheduler.waiting_queue = [request(40 * PAGE_TOKENS, 8)]
+    world.step()
+    world.donor.give_back(lent - world.donor.aimed[-1])
+    world.step()
+    world.scheduler.waiting_queue = []
+    kept = len(world.donor.theirs)
+    world.step(after_s=4.0)
+    assert len(world.donor.theirs) == kept
+    world.step(after_s=2.0)
+    assert len(world.donor.theirs) > kept
+
+
+# -- what is never returned -------------------------------------------------------------------
+
+
+def test_what_cannot_fit_without_stuck_memory_is_aborted_with_the_reason(world: World) -> None:
+    world.lend_all()
+    world.scheduler.waiting_queue = [request(60 * PAGE_TOKENS, 8), request(4 * PAGE_TOKENS, 4)]
+    small = world.scheduler.waiting_queue[1]
+    world.step()
+    world.donor.stuck = len(world.donor.theirs) - world.donor.aimed[-1]
+    world.batch.batch_is_full = True
+    world.step(after_s=6.0)
+    assert world.scheduler.waiting_queue == [small]
+    (aborted,) = world.sent
+    assert "is lent and was not given back within 5 s" in aborted.finished_reason["message"]
+    assert aborted.finished_reason["status_code"] == 503
+    assert not world.batch.batch_is_full, "those behind it are admitted"
+
+
+def test_a_flush_keeps_lent_pages_out(world: World) -> None:
+    lent = world.lend_all()
+    world.tree.cache.reset()
+    world.tree.allocator.clear()
+    assert world.tree.allocator.available_size() == (PAGES - 8 * lent) * PAGE_TOKENS
+    world.tree.check()
+    world.donor.give_back(lent)
+    world.donor.demand = 0
+    world.step()
+    assert world.tree.allocator.available_size() == TOKENS
+    world.tree.check()
+
+
+def test_a_fraction_is_the_most_that_is_lent(
+    tree: ElasticTree, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(donation_module, "ElasticDonor", DonorByHand)
+    monkeypatch.setattr(donation_module, "plan_pool_donor", _plan)
+    assert World(tree, swiftcache_donate="0.25").lend_all() == 2
