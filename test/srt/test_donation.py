@@ -114,6 +114,7 @@ class World:
             swiftcache_high_water=0.3,
             swiftcache_runtime_dir="/nowhere",
             port=1,
+            enable_metrics=False,
         )
         self.scheduler = SimpleNamespace(
             server_args=args,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
@@ -15,6 +14,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from sglang.srt.mem_cache.base_prefix_cache import EvictParams
 
 from sglang.srt.swiftcache.expiry import Expiry
+from sglang.srt.swiftcache.state_dump import StateDump
 from support.stream_tree import LAYERS, PAGE, StreamTree
 
 
@@ -329,6 +329,13 @@ class StreamMachine(RuleBasedStateMachine):
         self.tree.cache.check_hicache_events()
         self.tree.retract_stranded()
 
+    @rule(share=st.floats(0, 1))
+    def expire(self, share: float) -> None:
+        """The older part of all nodes, or every one, has not been used for the TTL."""
+        times_s = [*sorted(node.last_access_time for node in self.tree.nodes()), time.monotonic()]
+        oldest_left_s = times_s[round(share * (len(times_s) - 1))]
+        Expiry(self.tree.cache, self.tree.cache._vacater, 1.0).forget_older_than(oldest_left_s)
+
     @rule(tokens=st.integers(1, 120))
     def evict_device(self, tokens: int) -> None:
         self.tree.cache.evict(EvictParams(num_tokens=tokens))
@@ -336,11 +343,6 @@ class StreamMachine(RuleBasedStateMachine):
     @rule(tokens=st.integers(1, 60))
     def evict_host(self, tokens: int) -> None:
         self.tree.cache.evict_host(tokens)
-
-    @rule()
-    def expire(self) -> None:
-        cache = self.tree.cache
-        Expiry(cache, cache._vacater, 1.0).forget_older_than(time.monotonic())
 
     @rule()
     def flush(self) -> None:
@@ -352,6 +354,20 @@ class StreamMachine(RuleBasedStateMachine):
     def nothing_is_lost(self) -> None:
         if hasattr(self, "tree"):
             self.tree.check()
+
+    @invariant()
+    def the_watchdog_finds_no_fault_with_blocks(self) -> None:
+        if not hasattr(self, "tree"):
+            return
+        idle = SimpleNamespace(
+            running_batch=None,
+            last_batch=None,
+            cur_batch_for_debug=None,
+            chunked_req=None,
+            max_total_num_tokens=0,
+        )
+        found = [v for v in StateDump(idle, self.tree.cache).violations() if "block" in v.invariant]
+        assert found == []
 
     def teardown(self) -> None:
         if not hasattr(self, "tree"):
