@@ -248,6 +248,11 @@ def report(sizes: Sizes, folder: Path) -> None:
         remarks.append(f"{name}: {longest} tokens at most, {times:.2f} of local")
         if result["residents"]:
             remarks.append(f"{name}, resident requests: {result['residents']}")
+            # attention over the other's context costs them too, wherever its KV lies
+            regular = results.get(REFERENCE, result)["residents"]
+            if regular and name != REFERENCE:
+                ratio = result["residents"]["tpot_joined_ms"] / regular["tpot_joined_ms"]
+                remarks.append(f"{name}, joined, against all slots regular: {ratio:.3f}")
     print("\n" + "\n".join(remarks))
 
 
