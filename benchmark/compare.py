@@ -10,7 +10,7 @@ import signal
 import sys
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from swiftcache_bench.comparison import (
     ContenderOutcome,
@@ -159,7 +159,7 @@ def prepare(args: argparse.Namespace) -> Comparison:
 
 
 def run(comparison: Comparison, output_dir: Path, tag: str) -> int:
-    """Measure all contenders; the result is written anew after each. Returns the exit code."""
+    """Measure all contenders; the result is written anew after each run. Returns the exit code."""
     output_dir.mkdir(parents=True, exist_ok=True)
     circumstances = {"tag": tag, **describe_run()}
     plan = comparison.plan
@@ -169,11 +169,17 @@ def run(comparison: Comparison, output_dir: Path, tag: str) -> int:
         for contender in comparison.contenders
     ]
     outcomes: list[ContenderOutcome] = []
-    for measure_next in measures:
-        outcomes.append(measure_next(log=log))
-        document = comparison_document(circumstances, plan, outcomes, comparison.baseline)
+
+    def save(unfinished: ContenderOutcome | None = None) -> dict[str, Any]:
+        known = outcomes if unfinished is None else [*outcomes, unfinished]
+        document = comparison_document(circumstances, plan, known, comparison.baseline)
         write_document(output_dir / "result.json", document)
         (output_dir / "report.md").write_text(comparison_page(document, []))
+        return document
+
+    for measure_next in measures:
+        outcomes.append(measure_next(log=log, save=save))
+        document = save()
     try:
         plots = write_plots(document, output_dir)
     except BenchmarkError as error:

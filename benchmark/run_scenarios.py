@@ -26,7 +26,7 @@ from swiftcache_bench.report.document import write_document
 from swiftcache_bench.scenario.document import scenario_document
 from swiftcache_bench.scenario.file import Command, ScenarioFile, read_scenario_file
 from swiftcache_bench.scenario.page import report_page, write_between_marks
-from swiftcache_bench.scenario.runner import Budget, run_variant
+from swiftcache_bench.scenario.runner import Budget, VariantOutcome, run_variant
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 EXIT_TERMINATED = 128 + signal.SIGTERM
@@ -36,7 +36,12 @@ def parse_args() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("file", type=Path)
     parser.add_argument("--output-dir", type=Path, required=True)
-    parser.add_argument("--only", nargs="+", metavar="NAME", help="these scenarios and commands")
+    parser.add_argument(
+        "--only",
+        nargs="+",
+        metavar="NAME",
+        help="these scenarios and commands; SCENARIO:VARIANT for one variant, the others are kept",
+    )
     parser.add_argument(
         "--set",
         action="append",
@@ -62,20 +67,24 @@ def run(args: argparse.Namespace, file: ScenarioFile) -> bool:
     circumstances = {"tag": args.tag, **describe_run()}
     chosen = args.only or [*file.scenarios, *file.commands]
     complete = True
-    for name in chosen:
-        if name in file.scenarios:
-            scenario = file.scenarios[name]
-            outcomes: dict[str, Any] = {}
-            for of, variant in scenario.variants.items():
-                folder = args.output_dir / "logs" / name / of
-                outcomes[of] = run_variant(variant, scenario, file, folder, budget, log)
-                document = scenario_document(circumstances, scenario, outcomes)
-                write_document(args.output_dir / f"{name}.json", document)
-                _write_report(args, file)
-        else:
+    for chosen_name in chosen:
+        name, _, only_variant = chosen_name.partition(":")
+        path = args.output_dir / f"{name}.json"
+        if name in file.commands:
             document = {**circumstances, **run_command(file.commands[name], budget)}
-            write_document(args.output_dir / f"{name}.json", document)
+            write_document(path, document)
             _write_report(args, file)
+        else:
+            scenario = file.scenarios[name]
+            kept = orjson.loads(path.read_bytes()) if only_variant and path.exists() else None
+            outcomes: dict[str, VariantOutcome] = {}
+            for of in [only_variant] if only_variant else scenario.variants:
+                folder = args.output_dir / "logs" / name / of
+                variant = scenario.variants[of]
+                outcomes[of] = run_variant(variant, scenario, file, folder, budget, log)
+                document = scenario_document(circumstances, scenario, outcomes, kept)
+                write_document(path, document)
+                _write_report(args, file)
         complete &= document["complete"]
     print((args.output_dir / "report.md").read_text())
     return complete
@@ -126,6 +135,7 @@ def main() -> int:
         variables = dict(_assignment(text) for text in args.set)
         file = read_scenario_file(args.file, variables)
         names = [*file.scenarios, *file.commands]
+        names += [f"{name}:{of}" for name, s in file.scenarios.items() for of in s.variants]
         if unknown := [name for name in args.only or [] if name not in names]:
             raise BenchmarkError(f"no scenario {unknown[0]}: expected any of {', '.join(names)}")
         return 0 if run(args, file) else EXIT_INCOMPLETE

@@ -168,6 +168,8 @@ def _receive(spec: str, folder: str, device: str, block_bytes: int) -> None:
         device=device,
     )
     tier.start()
+    if device != "cpu":
+        torch.cuda.set_device(device)
     print("ready", flush=True)
     own = torch.zeros(STREAMED_BLOCKS, block_bytes, dtype=torch.uint8, device=device)
     target = own.data_ptr() + torch.arange(STREAMED_BLOCKS, device=device) * block_bytes
@@ -183,7 +185,7 @@ def _receive(spec: str, folder: str, device: str, block_bytes: int) -> None:
             source = torch.from_numpy(tier.addresses(used[:count])).to(device)
             copy_blocks(source, target[:count], block_bytes=block_bytes)
             if device != "cpu":
-                torch.cuda.synchronize()
+                torch.cuda.synchronize(device)
         if doomed.size:
             tier.free(doomed)
             used = None

@@ -53,6 +53,7 @@ class Sizes:
     """Of stock SGLang: the memory that all have."""
     window_tokens: int
     shape: StreamShape
+    vocabulary: int
 
     @property
     def page_tokens(self) -> int:
@@ -67,6 +68,9 @@ class Sizes:
     @property
     def total_tokens(self) -> int:
         return self.regular_tokens + self.window_tokens
+
+    def prompt(self, length: int, seed: int) -> list[int]:
+        return prompt_ids(length, seed, self.vocabulary)
 
     def flags(self, name: str, tier_gb: str) -> str:
         pool = f"--max-total-tokens {self.local_tokens}"
@@ -120,7 +124,8 @@ def sizes_of(args: argparse.Namespace) -> Sizes:
     mapped_bytes = GPU_PAGE_BYTES if args.device == "cuda" else mmap.PAGESIZE
     unit = math.lcm(args.page_size, mapped_bytes // math.gcd(mapped_bytes, row_bytes))
     shape = StreamShape(config["num_hidden_layers"], 2 * row_bytes, args.page_size, unit)
-    return Sizes(args.local_tokens, -(-args.window_tokens // unit) * unit, shape)
+    window = -(-args.window_tokens // unit) * unit
+    return Sizes(args.local_tokens, window, shape, config["vocab_size"])
 
 
 def measure(contender: Contender, sizes: Sizes, args: argparse.Namespace) -> None:
@@ -141,12 +146,14 @@ def measure(contender: Contender, sizes: Sizes, args: argparse.Namespace) -> Non
     with ContenderServer(contender, settings) as server:
         print(f"bench_max_context: {contender.name}: starting (log: {server.log_path})", flush=True)
         server.start()
-        ask(server.url, prompt_ids(64, 1), 4, args.timeout_s)
+        ask(server.url, sizes.prompt(64, 1), 4, args.timeout_s)
         answers: list[dict[str, Any]] = []
         states: list[tuple[int, float]] = []
         for length in sorted(lengths):
             flush_cache(server.url)
-            answer = ask(server.url, prompt_ids(length, length), args.output_tokens, args.timeout_s)
+            answer = ask(
+                server.url, sizes.prompt(length, length), args.output_tokens, args.timeout_s
+            )
             print(f"bench_max_context: {contender.name}: {describe(answer)}", flush=True)
             answers.append(answer.as_json())
             states.append(streamed(server.url))
@@ -166,8 +173,8 @@ def measure(contender: Contender, sizes: Sizes, args: argparse.Namespace) -> Non
 def join(url: str, sizes: Sizes, args: argparse.Namespace) -> dict[str, float]:
     """TPOT of requests that run in regular slots: alone, and once a streamed one has joined."""
     length = sizes.regular_tokens // (4 * args.residents)
-    short = [prompt_ids(length, seed) for seed in range(args.residents)]
-    long = prompt_ids(sizes.regular_tokens + args.joining_tokens, 99)
+    short = [sizes.prompt(length, seed) for seed in range(args.residents)]
+    long = sizes.prompt(sizes.regular_tokens + args.joining_tokens, 99)
     found: dict[str, float] = {}
     for what, others in (("alone", []), ("joined", [long])):
         flush_cache(url)

@@ -25,6 +25,9 @@ from swiftcache_bench.workload.base import Workload, same_shape
 WARM_UP_SEED = 0x5EED
 
 Log = Callable[[str], None]
+Save = Callable[["ContenderOutcome"], object]
+"""Called with what is known of a contender after each of its runs, so that a comparison that is cut
+off loses no more than the run it was in."""
 
 
 @dataclass(frozen=True)
@@ -82,7 +85,7 @@ class ContenderOutcome:
 
 
 def run_contender(
-    contender: Contender, plan: Plan, launch: LaunchSettings, log: Log
+    contender: Contender, plan: Plan, launch: LaunchSettings, log: Log, save: Save
 ) -> ContenderOutcome:
     """Start ``contender``, put it through ``plan``, end it. Its own failures are in the outcome.
 
@@ -103,7 +106,7 @@ def run_contender(
             outcome.command = server.command
             server.start()
             outcome.flags = server.flag_check
-            _run_plan(server, plan, outcome, log)
+            _run_plan(server, plan, outcome, log, save)
         except BenchmarkError as error:
             outcome.error = str(error)
             log(f"{contender.name}: failed: {error}")
@@ -111,18 +114,20 @@ def run_contender(
     return outcome
 
 
-def measure_attached(attachment: Attachment, plan: Plan, log: Log) -> ContenderOutcome:
+def measure_attached(attachment: Attachment, plan: Plan, log: Log, save: Save) -> ContenderOutcome:
     """Put a server that runs already through ``plan``; it is left running."""
     outcome = ContenderOutcome(attachment.name, command=[], donors=[])
     try:
-        _run_plan(AttachedServer(*attachment), plan, outcome, log)
+        _run_plan(AttachedServer(*attachment), plan, outcome, log, save)
     except BenchmarkError as error:
         outcome.error = str(error)
         log(f"{attachment.name}: failed: {error}")
     return outcome
 
 
-def _run_plan(server: MeasuredServer, plan: Plan, outcome: ContenderOutcome, log: Log) -> None:
+def _run_plan(
+    server: MeasuredServer, plan: Plan, outcome: ContenderOutcome, log: Log, save: Save
+) -> None:
     info = server.check()
     outcome.pool_tokens = info.get("max_total_num_tokens")
     _warm_up(server.url, plan, outcome.name, log)
@@ -131,6 +136,7 @@ def _run_plan(server: MeasuredServer, plan: Plan, outcome: ContenderOutcome, log
         log(f"{outcome.name}: {plan.workload.requests} requests, {describe_load(load)}")
         result, figures = measure(server.url, plan.workload, load, plan.request_timeout_s)
         outcome.runs.append(RunOutcome(load, figures, result.records))
+        save(outcome)
         server.check()
     if plan.probe is not None:
         flush_cache(server.url)

@@ -13,7 +13,8 @@ from typing import Any
 import numpy as np
 import requests
 
-FIRST_ID, END_ID = 1000, 30000
+# The first ids are often those of special tokens.
+FIRST_ID = 10
 
 
 @dataclass(frozen=True)
@@ -35,9 +36,9 @@ class LongAnswer:
         return asdict(self)
 
 
-def prompt_ids(length: int, seed: int) -> list[int]:
-    """Random ids, the same for every server."""
-    ids = np.random.default_rng(seed).integers(FIRST_ID, END_ID, size=length)
+def prompt_ids(length: int, seed: int, vocabulary: int) -> list[int]:
+    """Random ids below ``vocabulary``, the same for every server."""
+    ids = np.random.default_rng(seed).integers(FIRST_ID, vocabulary, size=length)
     return [int(number) for number in ids]
 
 
@@ -75,7 +76,7 @@ def ask(url: str, ids: Sequence[int], output_tokens: int, timeout_s: float) -> L
         len(ids),
         None,
         tuple(last["output_ids"]),
-        tuple(item[0] for item in meta["output_token_logprobs"]),
+        tuple(item[0] for item in meta.get("output_token_logprobs", ())),
         (times[0] - sent) * 1e3,
         statistics.median(gaps) * 1e3 if gaps else 0.0,
         int(meta.get("cached_tokens", 0)),

@@ -58,27 +58,29 @@ def minimum_elastic_unit(receiver_page_bytes: int, donor_page_bytes: int) -> Meu
     return Meu(unit_bytes, unit_bytes // receiver_page_bytes, unit_bytes // donor_page_bytes)
 
 
-def donor_extent(
-    page_bytes: int,
-    *,
-    granularity_bytes: int,
-    wanted_bytes: int,
-    partner_page_bytes: Iterable[int] = (),
-) -> DonorExtent:
+def donor_extent(page_bytes: int, *, granularity_bytes: int, wanted_bytes: int) -> DonorExtent:
     """The extents of a donor whose pool has pages of `page_bytes`, fixed before it knows receivers.
 
     The least multiple of the page size and of `granularity_bytes`, in which memory can be mapped,
     that is at least `wanted_bytes`. Where that is more than 4 times what was wanted, twice what was
     wanted (rounded up to the granularity), and pages lie across the edges: such a page is used by
-    neither side while the extent on either side of it is lent. Partners named beforehand by their
-    own page sizes make it a multiple of each MEU instead, however large.
+    neither side while the extent on either side of it is lent.
     """
-    partners = tuple(partner_page_bytes)
-    unit_bytes = math.lcm(page_bytes, granularity_bytes, *partners)
-    extent_bytes = _round_up(wanted_bytes, unit_bytes)
-    if partners or extent_bytes <= _LARGEST * wanted_bytes:
+    extent_bytes = _round_up(wanted_bytes, math.lcm(page_bytes, granularity_bytes))
+    if extent_bytes <= _LARGEST * wanted_bytes:
         return DonorExtent(extent_bytes, extent_bytes // page_bytes)
     return DonorExtent(_round_up(_UNALIGNED * wanted_bytes, granularity_bytes), None)
+
+
+def exact_extent_bytes(
+    page_bytes: Iterable[int], *, granularity_bytes: int, wanted_bytes: int
+) -> int:
+    """Extents that pages of all these sizes tile: a donor's, and those of known receivers.
+
+    A donor that wants extents of this size (`SWIFTCACHE_EXTENT_BYTES`) gets them, and nothing is
+    wasted; for some models it is hundreds of MiB.
+    """
+    return _round_up(wanted_bytes, math.lcm(granularity_bytes, *page_bytes))
 
 
 def fit_lease(extents: int, extent_bytes: int, block_bytes: int) -> LeaseFit:

@@ -7,12 +7,12 @@ import sys
 from collections.abc import Sequence
 from typing import NoReturn
 
-from swiftcache_tier.cli import donor, drain, exporter, limit, plan, status, top, up
+from swiftcache_tier.cli import bench, donor, drain, exporter, limit, plan, status, top, up
 from swiftcache_tier.errors import SwiftCacheError
 
 # Each module has `add_parser(subparsers)`, which sets the default `run` to a function that takes
 # the parsed arguments and returns the exit status.
-_SUBCOMMANDS = (donor, status, top, limit, drain, plan, up, exporter)
+_SUBCOMMANDS = (donor, status, top, limit, drain, plan, up, bench, exporter)
 _USAGE_ERROR = 2
 _INTERRUPTED = 130
 

@@ -24,8 +24,7 @@ from swiftcache_tier.errors import SwiftCacheError
 from swiftcache_tier.lease import LeaseState
 from swiftcache_tier.settings import Settings
 
-EXTENT_STATES = tuple(dict.fromkeys([*map(str, LeaseState), "degraded"]))
-"""At zero from the start, whether or not an extent has ever been in them."""
+_TAKING_BACK = ("draining", "drained")
 
 
 def add_parser(subparsers: Any) -> None:
@@ -98,7 +97,9 @@ def _families(reports: list[DonorReport]) -> Iterator[Metric]:
         labels=["donor"],
     )
     draining = GaugeMetricFamily(
-        "swiftcache_donor_draining", "1 if the donor takes all its memory back.", labels=["donor"]
+        "swiftcache_donor_draining",
+        "1 if the donor takes, or has taken, all its memory back.",
+        labels=["donor"],
     )
     extents = GaugeMetricFamily(
         "swiftcache_donor_extents",
@@ -122,8 +123,8 @@ def _families(reports: list[DonorReport]) -> Iterator[Metric]:
         up.add_metric([name], reply is not None)
         if reply is None:
             continue
-        draining.add_metric([name], report.state == "draining")
-        for state in EXTENT_STATES:
+        draining.add_metric([name], report.state in _TAKING_BACK)
+        for state in LeaseState:  # at zero, whether or not an extent has ever been in it
             extents.add_metric([name, state], reply.extents.get(state, 0))
         extent_bytes.add_metric([name], reply.extent_bytes)
         for receiver in reply.receivers:

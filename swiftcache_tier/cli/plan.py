@@ -117,6 +117,7 @@ def _as_json(plan: MemoryPlan) -> dict[str, Any]:
                 "extents": donor.lease.extents,
                 "bytes": donor.lease.lease_bytes,
                 "waste_bytes": donor.lease.waste_bytes,
+                "exact_extent_bytes": donor.exact_extent_bytes,
                 "meu": donor.unit and donor.unit._asdict(),
                 "K_i": blocks,
             }
@@ -138,7 +139,7 @@ def _print(plan: MemoryPlan) -> None:
         f"{plan.receiver.name}: blocks of {kv.page_tokens} tokens, {format_size(kv.page_bytes)} "
         f"({kv.layers} layers of M_block = {format_size(kv.layer_page_bytes)})\n"
     )
-    table = Table("DONOR", "EXTENT", "PAGES", "LENDS", "MEU", "K_i, BLOCKS", "WASTE", box=None)
+    table = Table("DONOR", "EXTENT", "PAGES", "LENDS", "MEU", "EXACT", "K_i", "WASTE", box=None)
     for donor, blocks in zip(plan.donors, stream.blocks, strict=True):
         table.add_row(*_donor_row(donor, blocks))
     console.print(table)
@@ -172,6 +173,7 @@ def _donor_row(donor: DonorPlan, blocks: int) -> list[str]:
         pages,
         f"{format_size(donor.lease.lease_bytes)} in {donor.lease.extents}",
         unit,
+        format_size(donor.exact_extent_bytes),
         str(blocks),
         f"{donor.lease.waste:.2%}",
     ]

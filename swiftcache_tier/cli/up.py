@@ -24,12 +24,14 @@ def add_parser(subparsers: Any) -> None:
         "replace the models of the receiver and the donor servers, and stand for a file where none "
         "is named; SWIFTCACHE_ROLE (master or worker) starts only those.",
     )
-    parser.add_argument("file", nargs="?", type=Path, metavar="FILE", help="YAML; see docs")
+    parser.add_argument(
+        "file", nargs="?", type=Path, metavar="FILE", help="YAML, as docs/cluster.md describes it"
+    )
     parser.add_argument(
         "--server-args",
         default="",
         metavar="FLAGS",
-        help="more flags for every server, in quotes",
+        help="more flags for every server, as in --server-args='--trust-remote-code'",
     )
     parser.add_argument(
         "--dry-run", action="store_true", help="check everything, print the commands, start nothing"

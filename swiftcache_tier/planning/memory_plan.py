@@ -5,7 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from swiftcache_tier.blocks.meu import DonorExtent, LeaseFit, Meu, fit_lease, minimum_elastic_unit
+from swiftcache_tier.blocks.meu import (
+    DonorExtent,
+    LeaseFit,
+    Meu,
+    exact_extent_bytes,
+    fit_lease,
+    minimum_elastic_unit,
+)
 from swiftcache_tier.errors import SwiftCacheError
 from swiftcache_tier.models import NamedModel, parse_model
 from swiftcache_tier.planning.pairs import extent_of
@@ -31,12 +38,16 @@ class DonorWish(NamedTuple):
 
 
 class DonorPlan(NamedTuple):
-    """What a donor comes to. `unit`: its MEU with the receiver, None for plain memory."""
+    """What a donor comes to. `unit`: its MEU with the receiver, None for plain memory.
+
+    `exact_extent_bytes`: the `SWIFTCACHE_EXTENT_BYTES` with which extents fit both sides exactly.
+    """
 
     wish: DonorWish
     extent: DonorExtent
     lease: LeaseFit
     unit: Meu | None
+    exact_extent_bytes: int
 
 
 class MemoryPlan(NamedTuple):
@@ -120,9 +131,11 @@ def plan_memory(
 def _plan_donor(receiver: NamedModel, wish: DonorWish, wanted_extent_bytes: int) -> DonorPlan:
     unit = None
     extent = DonorExtent(wanted_extent_bytes, None)
+    pages = [receiver.kv.page_bytes]
     if wish.model is not None:
         extent = extent_of(wish.model.kv, wanted_extent_bytes)
         unit = minimum_elastic_unit(receiver.kv.page_bytes, wish.model.kv.page_bytes)
+        pages.append(wish.model.kv.page_bytes)
     extents = wish.size_bytes // extent.extent_bytes
     if not extents:
         raise SwiftCacheError(
@@ -130,5 +143,11 @@ def _plan_donor(receiver: NamedModel, wish: DonorWish, wanted_extent_bytes: int)
             f"{format_size(extent.extent_bytes)}: give it at least so much"
         )
     return DonorPlan(
-        wish, extent, fit_lease(extents, extent.extent_bytes, receiver.kv.page_bytes), unit
+        wish,
+        extent,
+        fit_lease(extents, extent.extent_bytes, receiver.kv.page_bytes),
+        unit,
+        exact_extent_bytes(
+            pages, granularity_bytes=GPU_PAGE_BYTES, wanted_bytes=wanted_extent_bytes
+        ),
     )

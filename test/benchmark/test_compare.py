@@ -143,6 +143,21 @@ def test_a_server_that_runs_already_is_measured_and_left_running(
     assert is_healthy(url, 5.0)
 
 
+def test_what_is_known_is_written_after_each_run(
+    setting: Setting, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written: list[list[int]] = []
+    write_document = compare.write_document
+
+    def note(path: Path, document: dict[str, Any]) -> None:
+        written.append([len(contender["runs"]) for contender in document["contenders"]])
+        write_document(path, document)
+
+    monkeypatch.setattr(compare, "write_document", note)
+    setting.run(*two("one=", "two="), "--request-rate", "500", "inf")
+    assert written == [[1], [2], [2], [2, 1], [2, 2], [2, 2]]
+
+
 def test_nothing_is_started_beside_attached_servers(
     setting: Setting, running: Callable[..., str]
 ) -> None:

@@ -120,6 +120,10 @@ def test_variants_are_compared_request_by_request(run: Run, tmp_path: Path) -> N
     report = (tmp_path / "out" / "report.md").read_text()
     assert "Base of the ratios: variant `first`." in report
     assert "| 8 of 8 |" in report
+    first = result(tmp_path, "twice")["variants"]["first"]
+    assert run("--only", "twice:second").returncode == 0
+    assert result(tmp_path, "twice")["variants"]["first"] == first, "it stays as it was measured"
+    assert list(result(tmp_path, "twice")["variants"]) == ["first", "second"]
 
 
 def test_a_lost_donor_and_a_variant_that_fails_are_both_in_the_report(

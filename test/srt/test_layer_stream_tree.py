@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from hypothesis import HealthCheck, settings
@@ -14,6 +13,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from sglang.srt.mem_cache.base_prefix_cache import EvictParams
 
+from sglang.srt.swiftcache.expiry import Expiry
+from sglang.srt.swiftcache.state_dump import StateDump
 from support.stream_tree import LAYERS, PAGE, StreamTree
 
 
@@ -51,6 +52,22 @@ def test_a_prompt_beyond_the_regular_slots_is_computed(tree: StreamTree, chunk: 
         tree.check()
     tree.finish(request)
     tree.check()
+
+
+def test_streamed_and_resident_requests_share_a_forward(tree: StreamTree) -> None:
+    resident, streamed = tree.start(prompt(2, 12)), tree.start(prompt(1, 60))
+    assert resident is not None
+    assert streamed is not None
+    for token in range(5):
+        assert tree.decode([resident, streamed], token)
+        tree.check()
+    third = tree.start(prompt(3, 21), 8, beside=[streamed, resident])
+    assert third is not None, "prefilled beside what decodes"
+    tree.check()
+    assert tree.decode([third, resident, streamed], 1)
+    for request in (streamed, third, resident):
+        tree.finish(request)
+        tree.check()
 
 
 def test_the_next_turn_finds_it_again(tree: StreamTree) -> None:
@@ -245,7 +262,7 @@ def test_a_missed_scatter_would_be_seen(tree: StreamTree, monkeypatch: pytest.Mo
 def test_a_model_that_leaves_a_layer_out_is_told(tree: StreamTree) -> None:
     request = tree.start(prompt(1, 100))
     assert request is not None
-    plan = tree.cache.plan(tree._batch([request], np.array([101]), decode=True))  # type: ignore[arg-type]
+    plan = tree.cache.plan(tree._batch([request], torch.tensor([100]), [1], decode=True))
     with tree.streamer.planned(plan), tree.streamer.forward():
         with pytest.raises(RuntimeError, match="left out"):
             tree.streamer.wrap_model(lambda: [tree.pool.get_key_buffer(n) for n in (0, 2)])()
@@ -281,7 +298,7 @@ class StreamMachine(RuleBasedStateMachine):
         ids = prompt(kind, tokens)
         ids[len(ids) // 2 :] = [t + tail for t in ids[len(ids) // 2 :]]
         if len(self.tree.running) < 3:
-            self.tree.start(ids, chunk)
+            self.tree.start(ids, chunk, beside=self.tree.running[:1] if tail else ())
 
     @precondition(lambda self: self.tree.running)
     @rule(steps=st.integers(1, 6), token=st.integers(1, 3))
@@ -312,6 +329,13 @@ class StreamMachine(RuleBasedStateMachine):
         self.tree.cache.check_hicache_events()
         self.tree.retract_stranded()
 
+    @rule(share=st.floats(0, 1))
+    def expire(self, share: float) -> None:
+        """The older part of all nodes, or every one, has not been used for the TTL."""
+        times_s = [*sorted(node.last_access_time for node in self.tree.nodes()), time.monotonic()]
+        oldest_left_s = times_s[round(share * (len(times_s) - 1))]
+        Expiry(self.tree.cache, self.tree.cache._vacater, 1.0).forget_older_than(oldest_left_s)
+
     @rule(tokens=st.integers(1, 120))
     def evict_device(self, tokens: int) -> None:
         self.tree.cache.evict(EvictParams(num_tokens=tokens))
@@ -330,6 +354,20 @@ class StreamMachine(RuleBasedStateMachine):
     def nothing_is_lost(self) -> None:
         if hasattr(self, "tree"):
             self.tree.check()
+
+    @invariant()
+    def the_watchdog_finds_no_fault_with_blocks(self) -> None:
+        if not hasattr(self, "tree"):
+            return
+        idle = SimpleNamespace(
+            running_batch=None,
+            last_batch=None,
+            cur_batch_for_debug=None,
+            chunked_req=None,
+            max_total_num_tokens=0,
+        )
+        found = [v for v in StateDump(idle, self.tree.cache).violations() if "block" in v.invariant]
+        assert found == []
 
     def teardown(self) -> None:
         if not hasattr(self, "tree"):

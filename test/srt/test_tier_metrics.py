@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,7 +11,7 @@ import numpy as np
 import prometheus_client
 import pytest
 
-from sglang.srt.swiftcache.tier_metrics import TierMetrics
+from sglang.srt.swiftcache.tier_metrics import METRICS, TierMetrics
 from sglang.srt.swiftcache.tier_stats import LOSS_CAUSES, TierStats
 from sglang.srt.swiftcache.traffic import Traffic
 
@@ -169,6 +170,17 @@ def test_durations_are_observed_once(server: Server) -> None:
     server.update()
     assert value("swiftcache_reclaim_seconds_count") == 2
     assert value("swiftcache_reclaim_seconds_sum") == 3.0
+
+
+def test_the_documentation_has_every_metric_with_its_labels() -> None:
+    text = (Path(__file__).parents[2] / "docs" / "metrics.md").read_text()
+    rows = {row.split("`")[1]: row for row in text.splitlines() if row.startswith("| `")}
+    for metric in METRICS:
+        row = rows[metric.name]
+        assert metric.kind in row
+        for label, values in metric.labels.items():
+            assert f"`{label}`" in row
+            assert ", ".join(values) in row
 
 
 def test_a_cpu_server_reads_host_memory_without_pcie() -> None:

@@ -154,8 +154,17 @@ class StreamTree:
 
     # -- a request ------------------------------------------------------------------------------
 
-    def start(self, tokens: Sequence[int], chunk: int | None = None) -> Request | None:
-        """Match, load back, prefill (in chunks of so many tokens). None if it does not fit."""
+    def start(
+        self,
+        tokens: Sequence[int],
+        chunk: int | None = None,
+        *,
+        beside: Sequence[Request] = (),
+    ) -> Request | None:
+        """Match, load back, prefill (in chunks of so many tokens). None if it does not fit.
+
+        beside: requests that decode one token in the same forward as the last chunk.
+        """
         cache = self.cache
         cache.check_hicache_events()
         ids = array("q", tokens)
@@ -181,7 +190,7 @@ class StreamTree:
             request.prefix_indices = torch.cat([request.prefix_indices, loaded])
             request.cache_protected_len = len(request.prefix_indices)
         cache.inc_lock_ref(request.last_node)
-        needed = len(ids) - len(request.prefix_indices) + PAGE
+        needed = len(ids) - len(request.prefix_indices) + PAGE + PAGE * len(beside)
         if not self.free_rows or not self._room(needed):
             cache.dec_lock_ref(request.last_node)
             cache.ready_to_load_host_cache()
@@ -192,7 +201,7 @@ class StreamTree:
         self.running.append(request)
         while request.computed < len(ids):
             end = len(ids) if chunk is None else min(len(ids), request.computed + chunk)
-            self._extend(request, end)
+            self._extend(request, end, beside if end == len(ids) else ())
             if end < len(ids):
                 cache.cache_unfinished_req(request, chunked=True)
         cache.cache_unfinished_req(request)
@@ -202,18 +211,22 @@ class StreamTree:
         """One more token each, in one batch. False if it does not fit."""
         if not requests or not self._room(len(requests) * PAGE):
             return False
+        self._one_more(requests, token)
+        lens = torch.tensor([request.computed for request in requests])
+        self.forward(self._batch(requests, lens, [1] * len(requests), decode=True))
+        return True
+
+    def _one_more(self, requests: Sequence[Request], token: int) -> None:
+        """Slots for one more token each."""
         lens = torch.tensor([r.computed for r in requests])
         last = torch.stack([self.table[r.req_pool_idx, r.computed - 1] for r in requests])
         slots = self.allocator.alloc_decode(lens + 1, lens + 1, last.to(torch.int64))
         assert slots is not None
-        batch = self._batch(requests, lens, decode=True)
-        self.cache.note_decode(batch)
+        self.cache.note_decode(self._batch(requests, lens, [1] * len(requests), decode=True))
         for request, slot in zip(requests, slots, strict=True):
             self.table[request.req_pool_idx, request.computed] = slot.to(torch.int32)
             request.output_ids.append(token)
             request.computed += 1
-        self.forward(self._batch(requests, lens + 1, decode=True))
-        return True
 
     def finish(self, request: Request, *, insert: bool = True) -> None:
         self.running.remove(request)
@@ -235,7 +248,7 @@ class StreamTree:
         if place is not None:
             self.finish(self.running[place], insert=False)
 
-    def _extend(self, request: Request, end: int) -> None:
+    def _extend(self, request: Request, end: int, beside: Sequence[Request]) -> None:
         start = request.computed
         if start == len(request.prefix_indices) and not hasattr(request, "cached"):
             request.cached = start  # type: ignore[attr-defined]
@@ -247,9 +260,13 @@ class StreamTree:
         self.table[request.req_pool_idx, :start] = prefix.to(torch.int32)
         self.table[request.req_pool_idx, start:end] = slots.to(torch.int32)
         request.computed = end
-        batch = self._batch([request], ends, decode=False, prefix_lens=[start])
-        self.cache.note_extend(batch)
-        self.forward(batch)
+        new = end - start
+        self.cache.note_extend(self._batch([request], ends, [new], decode=False))
+        if beside:
+            self._one_more(beside, 9)
+        lens = torch.tensor([end, *(other.computed for other in beside)])
+        new_lens = [new, *(1 for _ in beside)]
+        self.forward(self._batch([request, *beside], lens, new_lens, decode=False))
 
     def _room(self, tokens: int) -> bool:
         from sglang.srt.mem_cache.base_prefix_cache import EvictParams
@@ -266,15 +283,16 @@ class StreamTree:
         self,
         requests: Sequence[Request],
         lens: torch.Tensor,
+        new_lens: list[int],
         *,
         decode: bool,
-        prefix_lens: list[int] | None = None,
     ) -> Any:
+        starts = [n - new for n, new in zip(lens.tolist(), new_lens, strict=True)]
         return SimpleNamespace(
             reqs=list(requests),
             seq_lens_cpu=lens,
-            prefix_lens=prefix_lens,
-            extend_lens=[n - p for n, p in zip(lens.tolist(), prefix_lens or [], strict=False)],
+            prefix_lens=starts,
+            extend_lens=new_lens,
             forward_mode=SimpleNamespace(is_decode=lambda: decode),
         )
 
@@ -287,8 +305,7 @@ class StreamTree:
         self.poison()
 
     def _layers(self, batch: Any) -> None:
-        lens = batch.seq_lens_cpu.tolist()
-        starts = batch.prefix_lens or [n - 1 for n in lens]
+        lens, starts = batch.seq_lens_cpu.tolist(), batch.prefix_lens
         for layer in range(LAYERS):
             for side, get in enumerate((self.pool.get_key_buffer, self.pool.get_value_buffer)):
                 buffer = get(layer)

@@ -18,27 +18,33 @@ AROUND_S = 10.0
 
 
 def scenario_document(
-    run: Mapping[str, object], scenario: Scenario, outcomes: Mapping[str, VariantOutcome]
+    run: Mapping[str, object],
+    scenario: Scenario,
+    outcomes: Mapping[str, VariantOutcome],
+    kept: Document | None = None,
 ) -> Document:
-    """``run`` is of `describe_run`."""
+    """``run`` is of `describe_run`; of ``kept``, an earlier document, other variants stay."""
+    variants = {
+        name: {
+            "error": outcome.error,
+            "windows": {
+                window: {
+                    server: _server(result, _base(scenario, outcomes, window, server))
+                    for server, result in servers.items()
+                }
+                for window, servers in outcome.windows.items()
+            },
+        }
+        for name, outcome in outcomes.items()
+    }
+    everything = {**(kept["variants"] if kept is not None else {}), **variants}
+    ordered = {name: everything[name] for name in scenario.variants if name in everything}
     return {
         **run,
         "title": scenario.title,
         "against": {"variant": scenario.against.variant, "window": scenario.against.window},
-        "complete": all(o.error is None for o in outcomes.values()),
-        "variants": {
-            name: {
-                "error": outcome.error,
-                "windows": {
-                    window: {
-                        server: _server(result, _base(scenario, outcomes, window, server))
-                        for server, result in servers.items()
-                    }
-                    for window, servers in outcome.windows.items()
-                },
-            }
-            for name, outcome in outcomes.items()
-        },
+        "complete": all(variant["error"] is None for variant in ordered.values()),
+        "variants": ordered,
     }
 
 

@@ -21,6 +21,7 @@ def test_a_plan_of_two_kinds_of_donor(plan: Any) -> None:
     engine, host = document["donors"]
     assert engine["meu"] == {"unit_bytes": 36 << 20, "receiver_pages": 9, "donor_pages": 16}
     assert (engine["extents"], engine["K_i"], engine["waste_bytes"]) == (1137, 10233, 0)
+    assert (engine["exact_extent_bytes"], host["exact_extent_bytes"]) == (36 << 20, 32 << 20)
     assert (host["extent_bytes"], host["meu"], host["K_i"]) == (32 << 20, None, 2048)
     assert (document["N_LSC"], document["W"]) == (4096, 65536)
     # In 20 GiB of which the window takes 512 MiB: R * L * b + 2 * W * b, and 64 bytes a slot.

@@ -4,12 +4,18 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from swiftcache_tier.blocks import DonorGeometry, KVFormat
-from swiftcache_tier.blocks.meu import donor_extent, fit_lease, minimum_elastic_unit
+from swiftcache_tier.blocks.meu import (
+    donor_extent,
+    exact_extent_bytes,
+    fit_lease,
+    minimum_elastic_unit,
+)
 from swiftcache_tier.errors import SwiftCacheError
 
 MIB = 1 << 20
@@ -78,36 +84,29 @@ def test_an_extent_can_be_mapped_and_is_not_much_more_than_wanted(
 
 
 @given(formats, st.lists(formats, min_size=1, max_size=3))
-def test_named_partners_tile_the_extent_exactly(donor: KVFormat, partners: list[KVFormat]) -> None:
-    extent = donor_extent(
-        donor.page_bytes,
+def test_a_donor_gets_the_exact_extents_of_partners_named_beforehand(
+    donor: KVFormat, partners: list[KVFormat]
+) -> None:
+    exact = exact_extent_bytes(
+        [side.page_bytes for side in (donor, *partners)],
         granularity_bytes=GPU_PAGE,
         wanted_bytes=WANTED,
-        partner_page_bytes=[partner.page_bytes for partner in partners],
     )
-    assert extent.pages is not None
-    for side in (donor, *partners):
-        assert extent.extent_bytes % side.page_bytes == 0
+    assert exact >= WANTED
+    extent = donor_extent(donor.page_bytes, granularity_bytes=GPU_PAGE, wanted_bytes=exact)
+    assert extent == (exact, exact // donor.page_bytes)
     for partner in partners:
-        assert not fit_lease(1, extent.extent_bytes, partner.page_bytes).waste_bytes
+        assert not fit_lease(1, exact, partner.page_bytes).waste_bytes
 
 
 def test_a_pair_with_a_huge_unit_lends_in_moderate_extents_all_the_same() -> None:
-    exact = donor_extent(
-        QWEN3_0_6B.page_bytes,
-        granularity_bytes=GPU_PAGE,
-        wanted_bytes=WANTED,
-        partner_page_bytes=[SMOLLM2_135M.page_bytes],
-    )
-    assert exact.extent_bytes == 630 * MIB
+    pages = [QWEN3_0_6B.page_bytes, SMOLLM2_135M.page_bytes]
+    exact = exact_extent_bytes(pages, granularity_bytes=GPU_PAGE, wanted_bytes=WANTED)
+    assert exact == 630 * MIB
     donor = donor_extent(QWEN3_0_6B.page_bytes, granularity_bytes=GPU_PAGE, wanted_bytes=WANTED)
     assert donor == (42 * MIB, 24)
     fit = fit_lease(25, donor.extent_bytes, SMOLLM2_135M.page_bytes)
     assert fit.waste_bytes < SMOLLM2_135M.page_bytes
-    straddling = donor_extent(
-        SMOLLM2_135M.page_bytes, granularity_bytes=GPU_PAGE, wanted_bytes=WANTED
-    )
-    assert straddling.extent_bytes == 90 * MIB
 
 
 def test_pages_that_would_make_extents_too_coarse_straddle_instead() -> None:
@@ -132,3 +131,21 @@ def test_a_lease_wastes_less_than_a_block_and_only_a_larger_block_is_refused(
     assert 0 <= fit.waste_bytes < receiver.page_bytes
     pool = DonorGeometry(receiver.page_bytes, extent.extent_bytes, extents, 0)
     assert pool.blocks == fit.blocks, "the receiver's pool and the plan disagree"
+
+
+@settings(deadline=None)
+@given(formats, formats, st.integers(1, 8), st.data())
+def test_a_run_of_extents_anywhere_wastes_less_than_two_blocks(
+    receiver: KVFormat, donor: KVFormat, extents: int, data: st.DataObject
+) -> None:
+    """What is left when extents around it were given back: the blocks across its two edges go."""
+    extent = donor_extent(donor.page_bytes, granularity_bytes=GPU_PAGE, wanted_bytes=WANTED)
+    first = data.draw(st.integers(0, extents - 1))
+    last = data.draw(st.integers(first, extents - 1))
+    start, end = first * extent.extent_bytes, (last + 1) * extent.extent_bytes
+    geometry = DonorGeometry(receiver.page_bytes, extent.extent_bytes, extents, 0)
+    run = list(range(first, last + 1))
+    touched = geometry.blocks_touching(run)
+    others = geometry.blocks_touching([slot for slot in range(extents) if slot not in run])
+    usable = np.setdiff1d(touched, others).size
+    assert end - start - usable * receiver.page_bytes < 2 * receiver.page_bytes

@@ -26,6 +26,10 @@ installed ``sglang`` package and overwrites no file of it.
 ``audit``                   all books, checked every hour
 ``state_dump``              queues, pins, leases, streams, and which invariant does not hold
 ``tier_stats``              what ``/server_info`` reports
+``traffic``                 bytes by link and by donor, and how long loads took
+``tier_metrics``            what ``/metrics`` says of the tier
+``donation_metrics``        what ``/metrics`` says of a server that lends its own KV memory
+``ttft``                    time to first token in ``/metrics``, the server's warm-up left aside
 ``elastic_pool``            ``ElasticKVPool``: the page-major pool on memory that can be lent
 ``elastic_allocator``       ``ElasticAllocator``: lent pages are held, not free and not in use
 ``donation``                ``Donation``: when a server lends, takes back, waits for its memory
@@ -33,10 +37,6 @@ installed ``sglang`` package and overwrites no file of it.
 ``compaction``              emptying extents: cold leaves are evicted, pages moved
 ``forward_fence``           work that comes after every forward in flight
 ``page_major_paths``        moving blocks between donors and a page-major pool
-``traffic``                 bytes by link and by donor, and how long loads took
-``tier_metrics``            what ``/metrics`` says of the tier
-``donation_metrics``        what ``/metrics`` says of a server that lends its own KV memory
-``ttft``                    time to first token in ``/metrics``, the server's warm-up left aside
 ==========================  =====================================================================
 """
 

@@ -58,8 +58,16 @@ def plan_pool(
         local_bytes = min(budget_bytes, stock_tokens * shape.regular_slot_bytes)
         context = int(configurator.model_config.context_len)
         plan = plan_auto(local_bytes, donated, context, shape)
+        if plan.total_tokens <= stock_tokens:
+            logger.info(
+                "SwiftCache layer stream, auto: no window: with what donors lend there would be "
+                "room for %d tokens, and without it there is for %d",
+                plan.total_tokens,
+                stock_tokens,
+            )
+            return None
         logger.info("SwiftCache layer stream, auto: %s", plan)
-        return plan if plan.window_tokens else None
+        return plan
     plan = plan_window(int(args.swiftcache_layer_stream), budget_bytes, donated, shape)
     if args.max_total_tokens is not None:
         regular = min(plan.regular_tokens, regular_tokens_for(args.max_total_tokens, shape))

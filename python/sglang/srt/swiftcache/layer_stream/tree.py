@@ -26,6 +26,8 @@ from sglang.srt.swiftcache.donor_radix_cache import DonorRadixCache
 from sglang.srt.swiftcache.layer_stream.admission import Admission
 from sglang.srt.swiftcache.layer_stream.allocator import StreamAllocator
 from sglang.srt.swiftcache.layer_stream.homes import HomeKeeper, StreamVacater
+from sglang.srt.swiftcache.layer_stream.loading import WindowLoader
+from sglang.srt.swiftcache.layer_stream.planning import distinct_window_pages, plan_forward
 from sglang.srt.swiftcache.layer_stream.rows import known_pages, pages_of, with_pages
 from sglang.srt.swiftcache.layer_stream.streamer import NO_IDS, ForwardPlan, LayerStreamer
 
@@ -47,6 +49,7 @@ class StreamRadixCache(DonorRadixCache):
     def __init__(self, params: CacheInitParams, server_args: ServerArgs) -> None:
         self._homes: HomeKeeper | None = None
         self.promoted_tokens = 0
+        self._loader = WindowLoader(self)
         self._row: int | None = None  # of the request whose tokens are being inserted
         self._new_nodes: list[tuple[TreeNode, bool]] | None = None
         super().__init__(params=params, server_args=server_args)
@@ -114,35 +117,7 @@ class StreamRadixCache(DonorRadixCache):
 
     def plan(self, batch: ScheduleBatch) -> ForwardPlan | None:
         """What the forward of a batch streams; None if no window page is concerned."""
-        book, rows = self.allocator.book, self.allocator.rows
-        if book.used_window == 0:
-            return None
-        seq_lens = batch.seq_lens_cpu.tolist()
-        # the running part of a mixed batch counts as prefills of one token
-        new_lens = [1] * len(seq_lens) if batch.forward_mode.is_decode() else batch.extend_lens
-        held, new = self._mask(), self._mask()
-        for req, end, new_len in zip(batch.reqs, seq_lens, new_lens, strict=True):
-            pages, start = rows.get(req.req_pool_idx, end), end - new_len
-            held[pages[: -(-start // self.page_size)]] = True
-            new[pages[start // self.page_size :]] = True
-        pages, new_pages = (
-            np.flatnonzero(mask[book.first_window_page :]) + book.first_window_page
-            for mask in (held, new)
-        )
-        if pages.size == 0 and new_pages.size == 0:
-            return None
-        homes, new_homes = book.homes_of(pages), book.homes_of(new_pages)
-        # of a page that is partly new, what is written is counted whole
-        self.tier_pool.traffic.count("load", homes)
-        self.tier_pool.traffic.count("store", new_homes)
-        addresses = self.tier_pool.tier.addresses
-        return ForwardPlan(
-            pages,
-            addresses(homes),
-            new_pages,
-            addresses(new_homes),
-            np.concatenate([homes, new_homes]),
-        )
+        return plan_forward(batch, self.allocator.book, self.allocator.rows, self.tier_pool)
 
     def stranded(self, requests: list[Req]) -> int | None:
         """The place of a running request that cannot go on where it is; see `StreamVacater`."""
@@ -152,16 +127,13 @@ class StreamRadixCache(DonorRadixCache):
 
     def window_pages_of(self, requests: list[Req], prefix: TreeNode) -> int:
         """Distinct window pages that these requests hold, or that lead to ``prefix``."""
-        mask = self._mask()
-        mask[self.pages_to(prefix)] = True
-        for req in requests:
-            if req.req_pool_idx is not None and req.kv is not None:
-                mask[self.allocator.rows.get(req.req_pool_idx, req.kv.kv_allocated_len)] = True
-        return int(np.count_nonzero(mask[self.allocator.book.first_window_page :]))
-
-    def _mask(self) -> np.ndarray:
-        book = self.allocator.book
-        return np.zeros(book.first_window_page + book.window_pages, dtype=bool)
+        rows = self.allocator.rows
+        held = [
+            rows.get(req.req_pool_idx, req.kv.kv_allocated_len)
+            for req in requests
+            if req.req_pool_idx is not None and req.kv is not None
+        ]
+        return len(distinct_window_pages([*held, self.pages_to(prefix)], self.allocator.book))
 
     # -- nodes ----------------------------------------------------------------------------------
 
@@ -280,12 +252,13 @@ class StreamRadixCache(DonorRadixCache):
         return False
 
     def _evict_backuped(self, node: TreeNode) -> int:
-        if self.is_window(node) and not self._renew_homes(known_pages(node.value)):
+        if self.is_window(node) and not self.renew_homes(known_pages(node.value)):
             return self.drop_window_node(node)
         freed: int = super()._evict_backuped(node)
         return freed
 
-    def _renew_homes(self, pages: np.ndarray) -> bool:
+    def renew_homes(self, pages: np.ndarray) -> bool:
+        """Fresh homes for pages whose old ones stay with a node; see `HomeKeeper.renew`."""
         return self.homes.renew(pages, self.evict_host, self._vacater.forget_copies)
 
     def drop_window_node(self, node: TreeNode) -> int:
@@ -302,160 +275,11 @@ class StreamRadixCache(DonorRadixCache):
     # -- loading back ---------------------------------------------------------------------------
 
     def load_back(self, node: TreeNode, mem_quota: int | None = None) -> torch.Tensor | None:
-        """Regular slots for as much as there is room for, from the top, window slots for the rest.
-
-        All or nothing, as the parent does.
-        """
-        path: list[TreeNode] = []
-        top = node
-        while top.evicted:
-            path.insert(0, top)
-            top = top.parent
-        tokens = sum(len(part.host_value) for part in path)
-        quota = tokens if mem_quota is None else mem_quota
-        if tokens < self.load_back_threshold or tokens > quota:
-            return None
-        self.inc_lock_ref(top)
-        for part in path:
-            part.protect_host()
-        try:
-            regular = self._regular_part(path, tokens // self.page_size)
-            if regular is None:
-                return None
-        finally:
-            for part in path:
-                part.release_host()
-            self.dec_lock_ref(top)
-        to_regular, to_window = regular
-        loaded = []
-        if to_regular:
-            with self.allocator.regular_only():
-                slots = super().load_back(to_regular[-1])
-            assert slots is not None, "room was made for it"
-            loaded.append(slots)
-            self._hand_out(to_regular, slots)
-        loaded += [self._take_into_window(part) for part in to_window]
-        return torch.cat(loaded)
-
-    def _regular_part(
-        self, path: list[TreeNode], pages: int
-    ) -> tuple[list[TreeNode], list[TreeNode]] | None:
-        """Which nodes go to regular and which to window slots; room has been made for both.
-
-        The node at the border is split. None if there is no room.
-        """
-        book = self.allocator.book
-        if book.free_regular < pages:
-            self.make_regular_room(pages - book.free_regular)
-        room = min(pages, book.free_regular)
-        if 0 < room * self.page_size < self.load_back_threshold:
-            room = 0
-        short = pages - room - book.free_window
-        if short > 0:
-            self._evict_window(short)
-        if pages - room > book.free_window:
-            return None
-        to_regular: list[TreeNode] = []
-        for at, part in enumerate(path):
-            mine = len(part.key) // self.page_size
-            if mine > room:
-                rest = path[at:]
-                if room:
-                    # parent first; the split copies no guard, so that it must not be guarded now
-                    part.release_host()
-                    head = self._split_node(part.key, part, room * self.page_size)
-                    part.protect_host()
-                    to_regular.append(head)
-                return to_regular, rest
-            to_regular.append(part)
-            room -= mine
-        return to_regular, []
-
-    def _evict_window(self, pages: int) -> None:
-        """Evict window nodes, least recently used first, until so many window pages are free."""
-        book = self.allocator.book
-        wanted = book.free_window + pages
-        heap = self._make_eviction_heap()
-        while heap and book.free_window < wanted:
-            _, node = heapq.heappop(heap)
-            if node.lock_ref == 0 and self.is_window(node):
-                self._evict_backuped(node)
-                self._promote_parent(node, heap)
-
-    def _hand_out(self, nodes: list[TreeNode], slots: torch.Tensor) -> None:
-        """The parent gave nodes pieces of ``slots``: note their pages."""
-        pages = known_pages(slots)
-        at = 0
-        for node in nodes:
-            count = len(node.key) // self.page_size
-            with_pages(node.value, pages[at : at + count])
-            at += count
-
-    def _take_into_window(self, node: TreeNode) -> torch.Tensor:
-        """Put a node that lives on donors on window slots: its blocks become their homes."""
-        blocks = self.tier_pool.blocks_of(node.host_value)
-        pages = self.allocator.book.take_window(len(blocks))
-        self.homes.move_in(pages, blocks)
-        node.value = self.allocator.slots_of(pages)
-        self.evictable_size_ += len(node.value)
-        for changed in (node, node.parent):
-            if changed is not self.root_node:
-                self._update_leaf_status(changed)
-                self._update_host_leaf_status(changed)
-        value: torch.Tensor = node.value
-        return value
+        return self._loader.load_back(node, mem_quota, super().load_back)
 
     def promote(self, req: Req) -> None:
-        """Copy what a request is about to read from window to regular slots, as far as those are
-        free.
-
-        ``req`` has been matched and not yet admitted. Left alone are nodes that a running request
-        reads, whose slots are in its tables, and those that nobody asks for.
-        """
-        book = self.allocator.book
-        if book.free_regular == 0 or book.used_window == 0:
-            return
-        path: list[TreeNode] = []
-        node = req.last_node
-        while node is not self.root_node:
-            path.insert(0, node)
-            node = node.parent
-        promoted = 0
-        for node in path:
-            if node.lock_ref == 0 and self.is_window(node):
-                moved = self._promote_node(node)
-                promoted += moved
-                if moved < len(node.key):
-                    break
-        if promoted:
-            self.promoted_tokens += promoted
-            values: list[torch.Tensor] = []
-            node = req.last_node
-            while node is not self.root_node:
-                values.insert(0, node.value)
-                node = node.parent
-            req.prefix_indices = torch.cat(values)
-
-    def _promote_node(self, node: TreeNode) -> int:
-        """Move an unlocked window node, or its head, to free regular slots. Returns the tokens."""
-        pages = len(node.key) // self.page_size
-        room = min(pages, self.allocator.book.free_regular)
-        if room == 0:
-            return 0
-        if room < pages:
-            node = self._split_node(node.key, node, room * self.page_size)
-        window_slots = node.value
-        if not self._renew_homes(known_pages(window_slots)):
-            return 0
-        with self.allocator.regular_only():
-            slots = self.cache_controller.load(host_indices=node.host_value, node_id=node.id)
-        assert slots is not None, "so many pages are free"
-        node.value = slots
-        self.allocator.free(window_slots)
-        # until the copy, which starts with the batch that is being built, has completed
-        self.ongoing_load_back[node.id] = node
-        self.inc_lock_ref(node)
-        return len(node.key)
+        """See `WindowLoader.promote`."""
+        self.promoted_tokens += self._loader.promote(req)
 
     def ready_to_load_host_cache(self) -> int:
         # blocks of window pages may still be written by the forward in flight

@@ -1,0 +1,171 @@
+"""The order that streams and events give to a forward's copies, without a GPU.
+
+Streams are lists here, and what must come before what follows from them and from the events, as on
+a GPU: two operations that nothing orders may run in any order, or at once.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from sglang.srt.swiftcache.layer_stream import movers
+from sglang.srt.swiftcache.layer_stream.streamer import ForwardPlan, LayerStreamer
+from swiftcache_kernel import counted_transfer
+
+LAYERS = 5
+
+
+class Gpu:
+    """Operations by name, each with those that surely come before it."""
+
+    def __init__(self) -> None:
+        self.before: dict[str, set[str]] = {}
+        self.main = Stream(self)
+        self.current = self.main
+
+    def queue(self, name: str) -> None:
+        assert name not in self.before, f"{name} was queued twice"
+        self.before[name] = set(self.current.done)
+        self.current.done.add(name)
+
+    @contextmanager
+    def on(self, stream: Stream) -> Iterator[None]:
+        before, self.current = self.current, stream
+        yield
+        self.current = before
+
+    def ordered(self, first: str, second: str) -> bool:
+        return first in self.before[second]
+
+
+class Stream:
+    def __init__(self, gpu: Gpu) -> None:
+        self.done: set[str] = set()
+
+    def wait_event(self, event: Event) -> None:
+        self.done |= event.done
+
+
+class Event:
+    def __init__(self) -> None:
+        self.done: set[str] = set()
+
+    def record(self, stream: Stream) -> None:
+        self.done = set(stream.done)
+
+    def query(self) -> bool:
+        return True
+
+
+@pytest.fixture
+def gpu(monkeypatch: pytest.MonkeyPatch) -> Gpu:
+    gpu = Gpu()
+    fake = SimpleNamespace(
+        Event=Event,
+        Stream=lambda device: Stream(gpu),
+        current_stream=lambda device: gpu.current,
+        stream=gpu.on,
+    )
+    monkeypatch.setattr(movers.torch, "cuda", fake)
+
+    class Transfer:
+        def __init__(self, buffers: Any, capacity: int, *, gather: bool) -> None:
+            self._name = "gather" if gather else "scatter"
+            self._loads = itertools.count()
+
+        def load(self, table: Any, pages: Any) -> None:
+            gpu.queue(f"load {self._name}s {next(self._loads)}")
+
+        def move(self, layer: int) -> None:
+            gpu.queue(f"{self._name} {layer}")
+
+    monkeypatch.setattr(counted_transfer, "CountedTransfer", Transfer)
+    return gpu
+
+
+def streamer() -> LayerStreamer:
+    layout = SimpleNamespace(layers=LAYERS, layer_bytes=1)
+    buffers: Any = SimpleNamespace(layout=layout, device=torch.device("cuda", 0))
+    return LayerStreamer(movers.CudaMover(buffers, 8), LAYERS)
+
+
+def forward(gpu: Gpu, streaming: LayerStreamer) -> None:
+    """Each layer writes its new tokens, then reads; the head follows."""
+    none = np.empty(0, dtype=np.int64)
+
+    def model() -> None:
+        for layer in range(LAYERS):
+            streaming.enter(layer)
+            gpu.queue(f"set {layer}")
+            streaming.enter(layer)
+            gpu.queue(f"attend {layer}")
+
+    with streaming.planned(ForwardPlan(none, none, none, none, none)), streaming.forward():
+        streaming.wrap_model(model)()
+        gpu.queue("head")
+
+
+def test_every_layer_finds_its_pages_and_loses_none(gpu: Gpu) -> None:
+    forward(gpu, streamer())
+    for layer in range(LAYERS):
+        assert gpu.ordered(f"gather {layer}", f"set {layer}"), "it would overwrite new tokens"
+        assert gpu.ordered(f"set {layer}", f"scatter {layer}")
+        assert gpu.ordered(f"scatter {layer}", "head"), "the next forward might come before it"
+        assert gpu.ordered("load gathers 0", f"gather {layer}")
+        assert gpu.ordered("load scatters 0", f"scatter {layer}")
+    for layer in range(LAYERS - 2):
+        # both layers are in the same set of the window
+        assert gpu.ordered(f"attend {layer}", f"gather {layer + 2}")
+        assert gpu.ordered(f"scatter {layer}", f"gather {layer + 2}")
+
+
+def test_the_next_layer_arrives_while_one_computes(gpu: Gpu) -> None:
+    forward(gpu, streamer())
+    for layer in range(1, LAYERS):
+        for mine in (f"set {layer - 1}", f"attend {layer - 1}"):
+            assert not gpu.ordered(mine, f"gather {layer}")
+            assert not gpu.ordered(f"gather {layer}", mine)
+
+
+def test_a_forward_without_a_plan_queues_nothing(gpu: Gpu) -> None:
+    streaming = streamer()
+
+    def model() -> None:
+        for layer in range(LAYERS):
+            streaming.enter(layer)
+
+    with streaming.planned(None), streaming.forward():
+        streaming.wrap_model(model)()
+    assert gpu.before == {}
+
+
+def test_a_capture_holds_the_copies_though_there_is_no_plan(gpu: Gpu) -> None:
+    streaming = streamer()
+
+    def model() -> None:
+        for layer in range(LAYERS):
+            streaming.enter(layer)
+            gpu.queue(f"attend {layer}")
+
+    with streaming.capturing():
+        streaming.wrap_model(model)()
+    assert {f"gather {n}" for n in range(LAYERS)} <= set(gpu.before)
+    assert {f"scatter {n}" for n in range(LAYERS)} <= gpu.main.done, "the capture is not joined"
+
+
+def test_a_stream_can_wait_for_what_was_launched(gpu: Gpu) -> None:
+    streaming = streamer()
+    other = Stream(gpu)
+    streaming.order_after_forward(other)
+    assert other.done == set()
+    forward(gpu, streaming)
+    streaming.order_after_forward(other)
+    assert {f"scatter {n}" for n in range(LAYERS)} <= other.done
