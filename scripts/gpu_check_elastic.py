@@ -190,7 +190,8 @@ def _receive(spec: str, folder: str, device: str, block_bytes: int) -> None:
             tier.free(doomed)
             used = None
             tier.poll()
-        if wanted_bytes is not None and tier.status()["bytes"] >= wanted_bytes:
+        # Not by `status`, which looks at every extent and would keep the control thread waiting.
+        if wanted_bytes is not None and (tier.total_blocks + 1) * block_bytes > wanted_bytes:
             print(time.monotonic(), flush=True)
             wanted_bytes = None
         if not select.select([sys.stdin], [], [], 0)[0]:
