@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+import support.cpu_sglang  # noqa: F401  # before the tests here import SGLang
 from support.conversations import hold, outputs
 from support.server import Server
 

@@ -4,30 +4,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
-CPU_ENGINE = {"SGLANG_USE_CPU_ENGINE": "1", "TRITON_INTERPRET": "1"}
+from support.cpu_sglang import cpu_engine_environment
 
-
-@contextmanager
-def _environment(values: dict[str, str]) -> Iterator[None]:
-    # Only while SGLang is imported: a server started by another test must find out by itself.
-    before = {name: os.environ.get(name) for name in values}
-    os.environ.update(values)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            if value is None:
-                os.environ.pop(name, None)
-            else:
-                os.environ[name] = value
-
-
-with _environment(CPU_ENGINE):
+with cpu_engine_environment():
     import sglang.srt.mem_cache.hiradix_cache
     import sglang.srt.server_args  # noqa: F401
 
