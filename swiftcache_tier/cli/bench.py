@@ -8,9 +8,8 @@ import os
 import sys
 import time
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-import numpy as np
 import orjson
 from rich.console import Console
 from rich.table import Table
@@ -19,10 +18,14 @@ from swiftcache_tier.cli.arguments import add_runtime_dir, size
 from swiftcache_tier.cli.status import DonorReport, ask_all
 from swiftcache_tier.control.runtime_dir import check_runtime_dir
 from swiftcache_tier.errors import SwiftCacheError
-from swiftcache_tier.receiver import DonorTier
 from swiftcache_tier.settings import Settings
 from swiftcache_tier.sizes import format_size
 from swiftcache_tier.spec import DonorSpec
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from swiftcache_tier.receiver import DonorTier
 
 BLOCK_BYTES = 1 << 20
 PIPE_COLUMNS = 160
@@ -64,6 +67,9 @@ def add_parser(subparsers: Any) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
+    # other commands start without numpy and its threads
+    from swiftcache_tier.receiver import DonorTier
+
     settings = Settings.from_env()
     check_runtime_dir(arguments.runtime_dir)
     donors = [each.paths for each in _that_lend(ask_all(arguments.runtime_dir, settings))]
@@ -115,6 +121,8 @@ def _that_lend(reports: Sequence[DonorReport]) -> list[DonorReport]:
 
 def _measure(tier: DonorTier, size_bytes: int) -> dict[str, Speeds]:
     """Copies by this process, donor by donor. Raises SwiftCacheError for memory that forgets."""
+    import numpy as np
+
     ids = tier.alloc(tier.free_blocks)
     assert ids is not None
     names, owners = tier.donor_names(), tier.donor_of(ids)
@@ -130,6 +138,8 @@ def _measure(tier: DonorTier, size_bytes: int) -> dict[str, Speeds]:
 
 def _copy(tier: DonorTier, ids: np.ndarray, name: str) -> Speeds:
     """Write the blocks twice, since the first time takes their RAM, then read and compare."""
+    import numpy as np
+
     wanted = np.random.default_rng(len(ids)).integers(0, 256, BLOCK_BYTES, dtype=np.uint8)
     found = np.empty_like(wanted)
     addresses = tier.addresses(ids).tolist()
