@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 from pathlib import Path
 
 from swiftcache_tier.control.runtime_dir import default_runtime_dir
@@ -35,3 +36,14 @@ def size(text: str) -> int:
         return parse_size(text)
     except SwiftCacheError as error:
         raise argparse.ArgumentTypeError(str(error)) from None
+
+
+def seconds(text: str) -> float:
+    """An argument that is a time to wait, 0 or more."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not (math.isfinite(value) and value >= 0):
+        raise argparse.ArgumentTypeError(f"{text!r}: expected seconds, 0 or more")
+    return value

@@ -5,7 +5,9 @@ from __future__ import annotations
 import argparse
 import ctypes
 import os
+import sys
 import time
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -14,7 +16,8 @@ from rich.console import Console
 from rich.table import Table
 
 from swiftcache_tier.cli.arguments import add_runtime_dir, size
-from swiftcache_tier.control.runtime_dir import check_runtime_dir, list_donors
+from swiftcache_tier.cli.status import DonorReport, ask_all
+from swiftcache_tier.control.runtime_dir import check_runtime_dir
 from swiftcache_tier.errors import SwiftCacheError
 from swiftcache_tier.receiver import DonorTier
 from swiftcache_tier.settings import Settings
@@ -23,6 +26,7 @@ from swiftcache_tier.spec import DonorSpec
 
 BLOCK_BYTES = 1 << 20
 PIPE_COLUMNS = 160
+SERVING = "serving"
 
 
 class Speeds(NamedTuple):
@@ -62,11 +66,11 @@ def add_parser(subparsers: Any) -> None:
 def run(arguments: argparse.Namespace) -> int:
     settings = Settings.from_env()
     check_runtime_dir(arguments.runtime_dir)
-    donors = list_donors(arguments.runtime_dir)
+    donors = [each.paths for each in _that_lend(ask_all(arguments.runtime_dir, settings))]
     if not donors:
         raise SwiftCacheError(
-            f"no donor in {arguments.runtime_dir}: start one, as in swiftcache donor --device host "
-            f"--size 8GiB"
+            f"no donor that lends in {arguments.runtime_dir}: start one, as in swiftcache donor "
+            f"--device host --size 8GiB"
         )
     began_s = time.monotonic()
     tier = DonorTier(
@@ -74,7 +78,7 @@ def run(arguments: argparse.Namespace) -> int:
         BLOCK_BYTES,
         settings=settings,
         runtime_dir=arguments.runtime_dir,
-        receiver_name=f"bench:{os.getpid()}",
+        receiver_name=f"bench {os.getpid()}",
         device=arguments.device,
     )
     tier.start()
@@ -89,13 +93,24 @@ def run(arguments: argparse.Namespace) -> int:
         "device": arguments.device,
         "join_ms": round(joined_s * 1e3, 3),
         "give_back_ms": round((time.monotonic() - began_s) * 1e3, 3),
-        "donors": [_row(donor, speeds.get(donor["name"])) for donor in status["donors"]],
+        "donors": [
+            _row(donor, speeds.get(donor["name"]))
+            for donor in sorted(status["donors"], key=lambda donor: donor["name"])
+        ],
     }
     if arguments.json:
         print(orjson.dumps(report, option=orjson.OPT_INDENT_2).decode())
     else:
         _print(report)
     return 0
+
+
+def _that_lend(reports: Sequence[DonorReport]) -> list[DonorReport]:
+    """Those that are ready; the others are named on stderr."""
+    for report in reports:
+        if report.state != SERVING:
+            print(f"swiftcache: left out: {report.paths.name} is {report.state}", file=sys.stderr)
+    return [report for report in reports if report.state == SERVING]
 
 
 def _measure(tier: DonorTier, size_bytes: int) -> dict[str, Speeds]:

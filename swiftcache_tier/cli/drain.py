@@ -6,7 +6,7 @@ import argparse
 import time
 from typing import Any
 
-from swiftcache_tier.cli.arguments import add_donor
+from swiftcache_tier.cli.arguments import add_donor, seconds
 from swiftcache_tier.control.messages import PROTOCOL, DrainRequest, StatusReply
 from swiftcache_tier.control.query import ask, query_status
 from swiftcache_tier.control.runtime_dir import donor_paths
@@ -29,7 +29,7 @@ def add_parser(subparsers: Any) -> None:
     add_donor(parser)
     parser.add_argument(
         "--wait",
-        type=float,
+        type=seconds,
         metavar="SECONDS",
         help="how long to wait for it; default: the reclaim deadline (5)",
     )

@@ -17,7 +17,6 @@ from swiftcache_tier.extents.base import AddressRange, Arena, Extent
 from swiftcache_tier.extents.host import HostArena
 from swiftcache_tier.stream.sizing import unit_tokens_of
 
-SIDES = 2  # K and V
 PARITIES = 2
 
 

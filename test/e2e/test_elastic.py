@@ -27,7 +27,8 @@ ENVIRONMENT = {
     "SWIFTCACHE_EXTENT_BYTES": "64KiB",
     "SWIFTCACHE_HEARTBEAT_S": "0.1",
     "SWIFTCACHE_LEND_QUIET_S": "0.2",
-    "SWIFTCACHE_COLD_AFTER_S": "0.3",
+    # Long against what a busy machine makes of a short request.
+    "SWIFTCACHE_COLD_AFTER_S": "5",
     "SWIFTCACHE_COLD_SCAN_S": "0.1",
     "SWIFTCACHE_TAKE_BACK_WAIT_S": "30",
     "SWIFTCACHE_RECLAIM_DEADLINE_S": "30",

@@ -83,6 +83,11 @@ def test_off_is_stock(tiny_model: Path) -> None:
             "attention backend triton cannot read: use --attention-backend torch_native",
         ),
         (("--swiftcache-donate", "auto", "--page-size", "1"), "whole pages of many tokens"),
+        (("--swiftcache-donate", "auto", "--page-size", "24"), "power of two"),
+        (("--swiftcache-donate", "auto", "--page-size", "0"), "power of two"),
+        (("--swiftcache-donate", "auto", "--radix-cache-backend", "other"), "radix cache alone"),
+        (("--swiftcache-donate", "auto", "--hicache-storage-backend", "file"), "storage tiers"),
+        (("--swiftcache-donate", "auto", "--swiftcache-runtime-dir", "/tmp"), "by others"),
         (("--swiftcache-donate", "auto", "--tp", "2"), "ranks do not agree"),
         (("--swiftcache-donate", "auto", "--disable-radix-cache"), "prefix cache"),
         (("--swiftcache-donate", "auto", "--enable-hierarchical-cache"), "--swiftcache-donors"),
@@ -102,12 +107,26 @@ def test_what_cannot_be_is_one_line(
     assert words in refusal(capsys, arguments(tiny_model, *flags))
 
 
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("SWIFTCACHE_HEARTBEAT_S", "abc"), ("SWIFTCACHE_LOG_FORMAT", "xml"), ("SWIFTCACHE_FOO", "1")],
+)
+def test_settings_are_read_before_anything_is_loaded(
+    tiny_model: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    name: str,
+    value: str,
+) -> None:
+    monkeypatch.setenv(name, value)
+    assert name in refusal(capsys, arguments(tiny_model, "--swiftcache-donate", "auto"))
+
+
 def test_a_layer_stream_cannot_be_lent_from() -> None:
     flags: dict[str, Any] = {"swiftcache_layer_stream": "4096"}
     (conflict,) = [c for c in donate_checks._CONFLICTS if c.flag == "--swiftcache-layer-stream"]
     assert conflict.present(SimpleNamespace(**flags))
     assert not conflict.present(SimpleNamespace(swiftcache_layer_stream="off"))
-    assert not conflict.present(SimpleNamespace())
     assert "aliases memory layer by layer" in conflict.advice
 
 

@@ -156,6 +156,7 @@ def test_checking_allocates_and_leaves_nothing(tiny_model: Path, runtime_dir: Pa
         (["--enable-unified-memory"], "--enable-unified-memory"),
         (["--dllm-algorithm", "LowConfidence"], "--dllm-algorithm"),
         (["--page-size", "3"], "--page-size"),
+        (["--page-size", "0"], "--page-size"),
         (["--device", "xpu"], "--device"),
     ],
 )

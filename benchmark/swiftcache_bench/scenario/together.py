@@ -126,15 +126,6 @@ class _Gate:
         await self.opened.wait()
 
 
-async def _all_or_first_failure(
-    mine: Sequence[asyncio.Task[None]], others: Sequence[asyncio.Task[None]], limit_s: float
-) -> None:
-    """Return once `mine` are done, or `limit_s` has passed, or any task has failed."""
-    through = asyncio.create_task(asyncio.wait(mine, return_when=asyncio.FIRST_EXCEPTION))
-    await asyncio.wait({through, *others}, timeout=limit_s, return_when=asyncio.FIRST_COMPLETED)
-    through.cancel()
-
-
 async def _cancel(tasks: Sequence[asyncio.Task[None]]) -> None:
     """End them all; an error in any is raised."""
     for task in tasks:

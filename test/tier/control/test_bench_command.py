@@ -34,6 +34,19 @@ def test_every_donor_is_measured_and_gets_all_its_memory_back(
     assert "given back in" in text
 
 
+def test_donors_that_do_not_lend_are_left_out(
+    swiftcache: Any, start_donor: Callable[..., DonorProcess]
+) -> None:
+    start_donor("ada")
+    killed = start_donor("bob")
+    killed.process.kill()
+    killed.process.wait()
+    ended = swiftcache("bench", "--json", "--size", "1MiB")
+    assert ended.returncode == 0
+    assert [row["name"] for row in json.loads(ended.stdout)["donors"]] == ["ada"]
+    assert "left out: bob is stale" in ended.stderr
+
+
 def test_without_a_donor_it_says_how_to_start_one(swiftcache: Any) -> None:
     ended = swiftcache("bench")
     assert ended.returncode == 2

@@ -12,3 +12,7 @@ class Conflict(NamedTuple):
     flag: str
     present: Callable[[Any], bool]
     advice: str
+
+
+def is_power_of_two(number: int) -> bool:
+    return number > 0 and number & (number - 1) == 0

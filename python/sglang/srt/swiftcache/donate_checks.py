@@ -8,10 +8,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from sglang.srt.swiftcache.conflicts import Conflict
+from sglang.srt.swiftcache.conflicts import Conflict, is_power_of_two
 from swiftcache_tier.control.runtime_dir import DonorPaths, donor_paths
 from swiftcache_tier.donor.water import WaterMarks
 from swiftcache_tier.errors import SwiftCacheError
+from swiftcache_tier.log_format import json_wanted
 
 OFF = "off"
 AUTO = "auto"
@@ -24,7 +25,7 @@ _ONE_RANK = "ranks do not agree on what they lend yet"
 _CONFLICTS = (
     Conflict(
         "--swiftcache-layer-stream",
-        lambda a: getattr(a, "swiftcache_layer_stream", OFF) not in (None, OFF),
+        lambda a: a.swiftcache_layer_stream not in (None, OFF),
         "a layer window aliases memory layer by layer, and pages that can be lent hold all layers "
         "of a token: drop one of the two, or lend other memory (swiftcache donor)",
     ),
@@ -39,6 +40,21 @@ _CONFLICTS = (
         "--dcp-size > 1",
         lambda a: a.dcp_size > 1,
         "interleaved KV shards are not covered: use --dcp-size 1",
+    ),
+    Conflict(
+        "--page-size that is no power of two",
+        lambda a: a.page_size is not None and not is_power_of_two(a.page_size),
+        f"SGLang's allocator needs a power of two: use --page-size {PAGE_TOKENS}",
+    ),
+    Conflict(
+        "--radix-cache-backend",
+        lambda a: a.radix_cache_backend is not None and a.swiftcache_donors is None,
+        "lending is known to SGLang's own radix cache alone: drop --radix-cache-backend",
+    ),
+    Conflict(
+        "--hicache-storage-backend",
+        lambda a: a.hicache_storage_backend is not None,
+        "storage tiers do not read page-major pools: drop --hicache-storage-backend",
     ),
     Conflict(
         "--page-size 1",
@@ -148,9 +164,13 @@ def normalize(args: Any) -> None:
 def check_before(args: Any) -> None:
     """Check the flags, and choose page size and attention backend where the user did not."""
     from sglang.srt.swiftcache import startup_check
-    from swiftcache_tier.control.runtime_dir import default_runtime_dir
+    from swiftcache_tier.control.runtime_dir import check_runtime_dir, default_runtime_dir
+    from swiftcache_tier.settings import Settings
 
     water_marks(args)
+    # all of it is refused now, not in the scheduler process
+    Settings.from_env()
+    json_wanted()
     for conflict in _CONFLICTS:
         if conflict.present(args):
             raise SwiftCacheError(
@@ -158,6 +178,7 @@ def check_before(args: Any) -> None:
             )
     startup_check.check()
     args.swiftcache_runtime_dir = str(args.swiftcache_runtime_dir or default_runtime_dir())
+    check_runtime_dir(Path(args.swiftcache_runtime_dir))
     args.page_size = args.page_size or PAGE_TOKENS
     backends = (
         args.attention_backend,

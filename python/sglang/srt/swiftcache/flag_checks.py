@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sglang.srt.swiftcache import BACKEND_NAME, donate_checks
-from sglang.srt.swiftcache.conflicts import Conflict
+from sglang.srt.swiftcache.conflicts import Conflict, is_power_of_two
 from swiftcache_tier.errors import SwiftCacheError
 from swiftcache_tier.log_format import json_wanted
 
@@ -38,7 +38,7 @@ _CONFLICTS = (
     ),
     Conflict(
         "--page-size that is no power of two",
-        lambda a: bool(a.page_size and a.page_size & (a.page_size - 1)),
+        lambda a: a.page_size is not None and not is_power_of_two(a.page_size),
         "SGLang's allocator needs a power of two: use 1, 16 or 64",
     ),
     Conflict(
