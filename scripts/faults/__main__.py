@@ -7,21 +7,35 @@ import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 from demo.ending import clean_ending
 from faults.cell import Cell, run_cell
+from faults.engine_stage import EngineStage
 from faults.faults import FAULTS
 from faults.phases import PHASES
-from faults.report import markdown, print_table, write_between_marks
+from faults.report import print_table, write_rows
 from faults.stage import Stage
 from support.tiny_model import build_tiny_model
 
+STREAMING = ("--max-total-tokens", "512", "--swiftcache-layer-stream", "1024")
+
+
+class StageKind(NamedTuple):
+    """What the cells need."""
+
+    stage: type[Stage]
+    flags: Sequence[str] = ()
+    """For the server."""
+
+
 STAGES = {
-    "plain": (),
-    "streaming": ("--max-total-tokens", "512", "--swiftcache-layer-stream", "1024"),
-    "copies": ("--swiftcache-replicas", "2", "--swiftcache-verify"),
+    "plain": StageKind(Stage),
+    "streaming": StageKind(Stage, STREAMING),
+    "copies": StageKind(Stage, ("--swiftcache-replicas", "2", "--swiftcache-verify")),
+    "engine": StageKind(EngineStage),
+    "engine-streaming": StageKind(EngineStage, STREAMING),
 }
-"""Flags for the servers that the cells need."""
 
 
 def stage_of(fault: str, phase: str) -> str | None:
@@ -29,6 +43,8 @@ def stage_of(fault: str, phase: str) -> str | None:
     no copies."""
     if FAULTS[fault].copies:
         return None if phase == "streaming" else "copies"
+    if FAULTS[fault].engine:
+        return "engine-streaming" if phase == "streaming" else "engine"
     return "streaming" if phase == "streaming" else "plain"
 
 
@@ -38,13 +54,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--faults", nargs="+", choices=FAULTS, default=list(FAULTS))
     parser.add_argument("--phases", nargs="+", choices=PHASES, default=list(PHASES))
-    parser.add_argument("--write", type=Path, metavar="PAGE", help="put the table into this page")
+    parser.add_argument(
+        "--write",
+        type=Path,
+        metavar="PAGE",
+        help="put the rows into the table of this page; rows of other faults stay",
+    )
     given = parser.parse_args(arguments)
+    if given.write is not None and set(given.phases) != set(PHASES):
+        parser.error("--write puts whole rows into a page, so leave --phases out")
     cells: list[Cell] = []
     with clean_ending(), tempfile.TemporaryDirectory(prefix="sc-faults-") as name:
         scratch = Path(name)
         model = build_tiny_model(scratch / "model")
-        for kind, flags in STAGES.items():
+        for kind, (stage_class, flags) in STAGES.items():
             chosen = [
                 (fault, phase)
                 for fault in given.faults
@@ -54,13 +77,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
             if not chosen:
                 continue
             (scratch / kind).mkdir()
-            with Stage(model, scratch / kind, *flags) as stage:
+            with stage_class(model, scratch / kind, *flags) as stage:
                 for fault, phase in chosen:
                     cells.append(run_cell(stage, fault, FAULTS[fault], phase))
                     _say(cells[-1])
     print_table(cells)
     if given.write is not None:
-        write_between_marks(given.write, markdown(cells))
+        write_rows(given.write, cells)
     failed = [cell for cell in cells if cell.problems]
     print("failed" if failed else "passed", flush=True)
     return 1 if failed else 0

@@ -6,6 +6,7 @@ import time
 from dataclasses import dataclass, field
 from typing import Any
 
+from faults.engine_stage import EngineStage
 from faults.faults import Fault
 from faults.phases import PHASES, Missed, Tally
 from faults.stage import DEADLINE_S, LEAKED_FILES_MAX, SETTLE_INTERVAL_S, Stage
@@ -58,6 +59,14 @@ def run_cell(stage: Stage, name: str, fault: Fault, phase: str) -> Cell:
     if not fault.ends_server:
         fault.repair(stage)
     stage.settle()
+    if isinstance(stage, EngineStage):
+        # It has all its memory, in which whoever had a part of it has left no trace.
+        for i, (prompt, expected) in enumerate(zip(stage.prompts, stage.expected, strict=True)):
+            cell.tally.note(
+                f"engine {i}",
+                expected,
+                lambda prompt=prompt: stage.ask_engine(prompt),  # type: ignore[misc]
+            )
     cell.leaks += _leaks(stage)
     return cell
 
@@ -81,4 +90,4 @@ def _leaks(stage: Stage) -> list[str]:
     files = stage.scheduler().num_fds()
     if files > stage.files_before + LEAKED_FILES_MAX:
         found.append(f"{files - stage.files_before} descriptors more than at the start")
-    return found
+    return found + (stage.engine_leaks() if isinstance(stage, EngineStage) else [])

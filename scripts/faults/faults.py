@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -25,25 +24,27 @@ class Fault(NamedTuple):
     repair: Callable[[Stage], None]
     copies: bool = False
     """Needs a server that keeps copies and verifies what it restores."""
+    engine: bool = False
+    """The donor is a serving engine that lends its own KV memory."""
     ends_server: bool = False
     """Requests that are running end with the server, and are not counted."""
 
 
 def _kill(stage: Stage) -> None:
-    stage.victim.kill()
+    stage.kill_victim()
 
 
 def _kill_and_restart(stage: Stage) -> None:
-    stage.victim.kill()
+    stage.kill_victim()
     stage.restart_victim()
 
 
 def _stop(stage: Stage) -> None:
-    stage.victim.process.send_signal(signal.SIGSTOP)
+    stage.stop_victim()
 
 
 def _go_on(stage: Stage) -> None:
-    stage.victim.process.send_signal(signal.SIGCONT)
+    stage.continue_victim()
 
 
 def _leave(stage: Stage) -> None:
@@ -119,6 +120,27 @@ FAULTS = {
     ),
     "stopped": Fault("donor hangs (SIGSTOP)", _stop, Stage.without_victim, _go_on),
     "leaves": Fault("donor ends (SIGTERM)", _leave, Stage.without_victim, _restart),
+    "engine-killed": Fault(
+        "donor engine is killed (SIGKILL of all its processes)",
+        _kill,
+        Stage.without_victim,
+        _restart,
+        engine=True,
+    ),
+    "engine-restarted": Fault(
+        "donor engine is killed and started again at once",
+        _kill_and_restart,
+        Stage.whole,
+        _nothing,
+        engine=True,
+    ),
+    "engine-stopped": Fault(
+        "donor engine hangs (SIGSTOP of all its processes), then goes on",
+        _stop,
+        Stage.without_victim,
+        _go_on,
+        engine=True,
+    ),
     "server-hangs": Fault(
         "server hangs until its donors give it up, then goes on",
         _hang_the_server,

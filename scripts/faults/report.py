@@ -36,13 +36,23 @@ def markdown(cells: Sequence[Cell]) -> str:
     return "".join(f"| {' | '.join(line)} |\n" for line in lines)
 
 
-def write_between_marks(page: Path, text: str) -> None:
-    """Put `text` in the place of what is between the marks of `page`. Raises ValueError."""
+def write_rows(page: Path, cells: Sequence[Cell]) -> None:
+    """Put the rows into the table between the marks of `page`, in the order of FAULTS.
+
+    Rows there of faults that `cells` does not have stay as they are. Raises ValueError.
+    """
     before, found, rest = page.read_text().partition(BEGIN)
-    _, ended, after = rest.partition(END)
+    old, ended, after = rest.partition(END)
     if not (found and ended):
         raise ValueError(f"{page} has no lines {BEGIN} and {END}: add them where the table goes")
-    page.write_text(f"{before}{BEGIN}\n{text}{END}{after}")
+    head, rule, *new = markdown(cells).splitlines()
+    rows = {_title(row): row for row in (*old.strip().splitlines()[2:], *new)}
+    ordered = [rows[fault.title] for fault in FAULTS.values() if fault.title in rows]
+    page.write_text("\n".join([f"{before}{BEGIN}", head, rule, *ordered, f"{END}{after}"]))
+
+
+def _title(row: str) -> str:
+    return row.split("|")[1].strip()
 
 
 def _phases(cells: Iterable[Cell]) -> list[str]:

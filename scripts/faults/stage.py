@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import signal
 from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
@@ -28,10 +29,8 @@ ANSWER_TOKENS = 8
 LONG_ANSWER_TOKENS = 64
 STAYS, VICTIM = "ada", "bob"
 DONOR_SIZE = {"size": "16MiB", "extent_size": "256KiB"}
-SERVER_FLAGS = (
-    *("--max-total-tokens", str(POOL_TOKENS), "--page-size", "16", "--chunked-prefill-size", "128"),
-    *("--random-seed", "1", "--swiftcache-donors"),
-)
+ENGINE_FLAGS = ("--page-size", "16", "--chunked-prefill-size", "128", "--random-seed", "1")
+SERVER_FLAGS = ("--max-total-tokens", str(POOL_TOKENS), *ENGINE_FLAGS, "--swiftcache-donors")
 SERVER_ENV = {
     # SGLang then counts the device pool at each step, and ends if a slot is lost or has two owners.
     "SGLANG_ENABLE_STRICT_MEM_CHECK_DURING_BUSY": "1",
@@ -48,8 +47,8 @@ class Stage:
     def __init__(self, model: Path, scratch: Path, *flags: str) -> None:
         """``flags``: for the server, beside those that every stage has."""
         self.runtime_dir = scratch / "rt"
-        self._model, self._scratch, self._flags = model, scratch, flags
-        self._resources = ExitStack()
+        self.model, self.scratch, self._flags = model, scratch, flags
+        self.resources = ExitStack()
         rng = random.Random(11)
         self.prompts = [_tokens(rng, PROMPT_TOKENS) for _ in range(PROMPTS)]
         self.long_prompt = _tokens(rng, LONG_TOKENS)
@@ -60,9 +59,9 @@ class Stage:
 
     def __enter__(self) -> Self:
         with ExitStack() as on_failure:
-            on_failure.callback(self._resources.close)
+            on_failure.callback(self.resources.close)
             self.stays = self.start_donor(STAYS)
-            self.victim = self.start_donor(VICTIM)
+            self.start_victim()
             self.start_server()
             self.settle()
             self.expected = [self.ask(prompt) for prompt in self.prompts]
@@ -79,10 +78,10 @@ class Stage:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self._resources.close()
+        self.resources.close()
 
     def start_donor(self, name: str) -> Donor:
-        return self._resources.enter_context(Donor(self.runtime_dir, name, **DONOR_SIZE))
+        return self.resources.enter_context(Donor(self.runtime_dir, name, **DONOR_SIZE))
 
     def take_stock(self) -> None:
         """Note what a server holds that is warm and has nothing to do."""
@@ -91,17 +90,30 @@ class Stage:
         self.server.flush(DEADLINE_S)
         self.files_before = self.scheduler().num_fds()
 
-    def restart_victim(self) -> None:
+    def start_victim(self) -> None:
         self.victim = self.start_donor(VICTIM)
 
+    def restart_victim(self) -> None:
+        """Of one that has ended."""
+        self.start_victim()
+
+    def kill_victim(self) -> None:
+        self.victim.kill()
+
+    def stop_victim(self) -> None:
+        self.victim.process.send_signal(signal.SIGSTOP)
+
+    def continue_victim(self) -> None:
+        self.victim.process.send_signal(signal.SIGCONT)
+
     def start_server(self) -> None:
-        self.server = self._resources.enter_context(
+        self.server = self.resources.enter_context(
             Server(
-                self._model,
+                self.model,
                 *SERVER_FLAGS,
                 *("--swiftcache-runtime-dir", str(self.runtime_dir)),
                 *self._flags,
-                tmp_path=self._scratch,
+                tmp_path=self.scratch,
                 env=SERVER_ENV,
                 deadline_s=START_DEADLINE_S,
             )
@@ -116,14 +128,6 @@ class Stage:
     def tier(self) -> dict[str, Any]:
         return self.server.swiftcache()
 
-    def joined(self) -> dict[str, int]:
-        """Process ids of donors that are joined, with all that they lend mapped, by name."""
-        return {
-            donor["name"]: donor["pid"]
-            for donor in self.tier()["donors"]
-            if donor["state"] == "joined" and donor["extents"]["lent"] == self.extents()
-        }
-
     def extents(self) -> int:
         """Of one donor."""
         return (16 << 20) // (256 << 10)
@@ -134,26 +138,37 @@ class Stage:
         return [d["name"] for d in tier["donors"]] == [STAYS] and settled(tier)
 
     def whole(self) -> bool:
-        """Both donors lend all they have, the present victim among them."""
+        """Both donors lend all they can, the present victim among them."""
         tier = self.tier()
+        joined = [donor for donor in tier["donors"] if donor["state"] == "joined"]
+        victims = [donor for donor in joined if donor["name"] != STAYS]
         return (
-            len(tier["donors"]) == 2
+            [len(tier["donors"]), len(joined), len(victims)] == [2, 2, 1]
             and settled(tier)
-            and self.joined().get(VICTIM) == self.victim.process.pid
-            and STAYS in self.joined()
+            and all(d["extents"]["lent"] == self.extents() for d in joined if d["name"] == STAYS)
+            and self.victim_lends(victims[0])
+        )
+
+    def victim_lends(self, donor: dict[str, Any]) -> bool:
+        """Whether this is the present victim, and lends all it can. `donor`: as the server has
+        it."""
+        return (
+            donor["pid"] == self.victim.process.pid and donor["extents"]["lent"] == self.extents()
         )
 
     def settle(self) -> None:
-        wait_until(self.whole, DEADLINE_S, "both donors lend all they have", SETTLE_INTERVAL_S)
+        wait_until(self.whole, DEADLINE_S, "both donors lend all they can", SETTLE_INTERVAL_S)
 
     def warm(self) -> None:
         """Empty the caches, then put all prompts into the donors' memory, the last on the device.
 
-        Raises AssertionError if an answer is wrong even so.
+        Raises AssertionError if an answer is wrong even so, or if nothing lies on the victim.
         """
         self.server.flush(DEADLINE_S)
         for prompt, expected in zip(self.prompts, self.expected, strict=True):
             assert self.ask(prompt) == expected, "a wrong answer without any fault"
+        tier = self.tier()
+        assert all(donor["blocks"]["used"] for donor in tier["donors"]), f"unused: {tier['donors']}"
 
 
 def scheduler_of(server: Server) -> psutil.Process:

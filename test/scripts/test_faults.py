@@ -11,7 +11,7 @@ from faults.__main__ import main as faults
 from faults.cell import Cell
 from faults.faults import FAULTS
 from faults.phases import PHASES, Tally
-from faults.report import BEGIN, END, markdown, write_between_marks
+from faults.report import BEGIN, END, markdown, write_rows
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 
@@ -42,13 +42,26 @@ def test_a_cell_that_went_wrong_is_told() -> None:
     assert row == f"| {FAULTS['killed'].title} | 1.50 s | 1 of 3 | 1 | 1 |"
 
 
-def test_the_table_is_put_between_its_marks(tmp_path: Path) -> None:
+def test_rows_are_put_between_the_marks_and_those_of_other_faults_stay(tmp_path: Path) -> None:
     page = tmp_path / "page.md"
-    page.write_text(f"before\n{BEGIN}\nold\n{END}\nafter\n")
-    write_between_marks(page, "new\n")
-    assert page.read_text() == f"before\n{BEGIN}\nnew\n{END}\nafter\n"
+    page.write_text(f"before\n{BEGIN}\n{END}\nafter\n")
+
+    def cell(fault: str, seconds: float) -> Cell:
+        return Cell(fault, "idle", Tally(answered=1), [], seconds)
+
+    write_rows(page, [cell("stopped", 1.0), cell("leaves", 2.0)])
+    write_rows(page, [cell("stopped", 3.0), cell("killed", 4.0)])
+    table = markdown([cell("killed", 4.0), cell("stopped", 3.0), cell("leaves", 2.0)])
+    assert page.read_text() == f"before\n{BEGIN}\n{table}{END}\nafter\n"
     with pytest.raises(ValueError, match="has no lines"):
-        write_between_marks(REPOSITORY / "README.md", "new\n")
+        write_rows(REPOSITORY / "README.md", [cell("killed", 1.0)])
+
+
+def test_a_row_that_is_not_whole_is_not_written(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    with pytest.raises(SystemExit):
+        faults(["--phases", "idle", "--write", str(page)])
+    assert not page.exists()
 
 
 def test_the_page_has_a_row_for_each_fault_and_a_column_for_each_phase() -> None:
