@@ -16,3 +16,26 @@ class Conflict(NamedTuple):
 
 def is_power_of_two(number: int) -> bool:
     return number > 0 and number & (number - 1) == 0
+
+
+# Those that a server with donors and one that lends refuse alike.
+DATA_PARALLEL = Conflict(
+    "--data-parallel-size > 1",
+    lambda a: a.dp_size > 1,
+    "start one server per replica instead, behind SGLang's router",
+)
+DCP = Conflict(
+    "--dcp-size > 1",
+    lambda a: a.dcp_size > 1,
+    "interleaved KV shards are not covered: use --dcp-size 1",
+)
+DISAGGREGATION = Conflict(
+    "--disaggregation-mode",
+    lambda a: a.disaggregation_mode != "null",
+    "prefill-decode disaggregation is not covered: drop --disaggregation-mode",
+)
+STREAMING_SESSION = Conflict(
+    "--enable-streaming-session",
+    lambda a: a.enable_streaming_session,
+    "streaming sessions hold KV outside the radix tree: drop the flag",
+)

@@ -8,7 +8,14 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from sglang.srt.swiftcache.conflicts import Conflict, is_power_of_two
+from sglang.srt.swiftcache.conflicts import (
+    DATA_PARALLEL,
+    DCP,
+    DISAGGREGATION,
+    STREAMING_SESSION,
+    Conflict,
+    is_power_of_two,
+)
 from swiftcache_tier.control.runtime_dir import DonorPaths, donor_paths
 from swiftcache_tier.donor.water import WaterMarks
 from swiftcache_tier.errors import SwiftCacheError
@@ -31,16 +38,8 @@ _CONFLICTS = (
     ),
     Conflict("--tensor-parallel-size > 1", lambda a: a.tp_size > 1, f"{_ONE_RANK}: use --tp 1"),
     Conflict("--pipeline-parallel-size > 1", lambda a: a.pp_size > 1, f"{_ONE_RANK}: use --pp 1"),
-    Conflict(
-        "--data-parallel-size > 1",
-        lambda a: a.dp_size > 1,
-        "start one server per replica instead, behind SGLang's router",
-    ),
-    Conflict(
-        "--dcp-size > 1",
-        lambda a: a.dcp_size > 1,
-        "interleaved KV shards are not covered: use --dcp-size 1",
-    ),
+    DATA_PARALLEL,
+    DCP,
     Conflict(
         "--page-size that is no power of two",
         lambda a: a.page_size is not None and not is_power_of_two(a.page_size),
@@ -71,11 +70,7 @@ _CONFLICTS = (
         lambda a: a.speculative_algorithm is not None,
         "a draft model's KV shares the page numbers: drop --speculative-algorithm",
     ),
-    Conflict(
-        "--disaggregation-mode",
-        lambda a: a.disaggregation_mode != "null",
-        "prefill-decode disaggregation is not covered: drop --disaggregation-mode",
-    ),
+    DISAGGREGATION,
     Conflict(
         "--enable-hierarchical-cache",
         lambda a: a.enable_hierarchical_cache and a.swiftcache_donors is None,
@@ -101,11 +96,7 @@ _CONFLICTS = (
         lambda a: a.enable_memory_saver,
         "it would release memory that others have mapped: drop the flag",
     ),
-    Conflict(
-        "--enable-streaming-session",
-        lambda a: a.enable_streaming_session,
-        "streaming sessions hold KV outside the radix tree: drop the flag",
-    ),
+    STREAMING_SESSION,
     Conflict(
         "--dllm-algorithm",
         lambda a: a.dllm_algorithm is not None,

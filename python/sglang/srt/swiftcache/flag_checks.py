@@ -12,7 +12,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sglang.srt.swiftcache import BACKEND_NAME, donate_checks
-from sglang.srt.swiftcache.conflicts import Conflict, is_power_of_two
+from sglang.srt.swiftcache.conflicts import (
+    DATA_PARALLEL,
+    DCP,
+    DISAGGREGATION,
+    STREAMING_SESSION,
+    Conflict,
+    is_power_of_two,
+)
 from swiftcache_tier.errors import SwiftCacheError
 from swiftcache_tier.log_format import json_wanted
 
@@ -61,26 +68,14 @@ _CONFLICTS = (
         lambda a: a.pp_size > 1,
         "the stages do not agree on donor blocks yet: use --pp 1",
     ),
-    Conflict(
-        "--data-parallel-size > 1",
-        lambda a: a.dp_size > 1,
-        "start one server per replica instead, behind SGLang's router",
-    ),
-    Conflict(
-        "--dcp-size > 1",
-        lambda a: a.dcp_size > 1,
-        "interleaved KV shards are not covered: use --dcp-size 1",
-    ),
+    DATA_PARALLEL,
+    DCP,
     Conflict(
         "--speculative-algorithm",
         lambda a: a.speculative_algorithm is not None,
         "the draft model's KV has no donor blocks yet: drop --speculative-algorithm",
     ),
-    Conflict(
-        "--disaggregation-mode",
-        lambda a: a.disaggregation_mode != "null",
-        "prefill-decode disaggregation is not covered: drop --disaggregation-mode",
-    ),
+    DISAGGREGATION,
     Conflict(
         "--hicache-storage-backend",
         lambda a: a.hicache_storage_backend is not None,
@@ -111,11 +106,7 @@ _CONFLICTS = (
         lambda a: a.enable_unified_memory,
         "the receiver's pool must be layer-major: drop the flag",
     ),
-    Conflict(
-        "--enable-streaming-session",
-        lambda a: a.enable_streaming_session,
-        "streaming sessions hold KV outside the radix tree: drop the flag",
-    ),
+    STREAMING_SESSION,
     Conflict(
         "--dllm-algorithm",
         lambda a: a.dllm_algorithm is not None,
