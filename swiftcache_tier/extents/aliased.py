@@ -12,9 +12,9 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from typing import NamedTuple
 
-from swiftcache_tier.extents.address_range import HostAddressRange
-from swiftcache_tier.extents.base import AddressRange, Arena, Extent
+from swiftcache_tier.extents.base import Arena, Extent
 from swiftcache_tier.extents.host import HostArena
+from swiftcache_tier.extents.own_memory import arena_and_range, ordinal_of_device
 from swiftcache_tier.stream.sizing import unit_tokens_of
 
 PARITIES = 2
@@ -43,7 +43,7 @@ def granularity_bytes(device: str) -> int:
     from swiftcache_tier import cuda_driver
     from swiftcache_tier.extents import device_memory
 
-    ordinal = _ordinal(device)
+    ordinal = ordinal_of_device(device)
     cuda_driver.device(ordinal)  # starts the driver, or says why it cannot
     return device_memory.granularity_bytes(ordinal)
 
@@ -61,7 +61,7 @@ class AliasedBuffers:
         self._layers = layers
         stride = layers * k.total_bytes, layers * v.total_bytes
         self._starts = (0, stride[0])
-        arena, self._range = _memory(device, sum(stride))
+        arena, self._range = arena_and_range(device, sum(stride))
         with ExitStack() as undo:
             undo.callback(self._range.close)
             for side, size in enumerate(self._sizes):
@@ -87,17 +87,6 @@ class AliasedBuffers:
         return self._starts[side] + layer * self._sizes[side].total_bytes
 
 
-def _memory(device: str, size_bytes: int) -> tuple[Arena, AddressRange]:
-    if device == "cpu":
-        return HostArena(), HostAddressRange(size_bytes)
-    # load CUDA's bindings, which a server on a CPU need not have
-    from swiftcache_tier.extents.cuda import CudaArena
-    from swiftcache_tier.extents.cuda_address_range import CudaAddressRange
-
-    ordinal = _ordinal(device)
-    return CudaArena(ordinal, context_idle_s=None), CudaAddressRange(size_bytes, ordinal)
-
-
 @contextmanager
 def _lent(arena: Arena, size_bytes: int) -> Iterator[int]:
     """A descriptor of new memory, which lives on in what is mapped of it."""
@@ -110,7 +99,3 @@ def _lent(arena: Arena, size_bytes: int) -> Iterator[int]:
             os.close(descriptor)
     finally:
         extent.close()
-
-
-def _ordinal(device: str) -> int:
-    return int(device.partition(":")[2] or 0)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 from contextlib import ExitStack
 
-from swiftcache_tier.extents.address_range import HostAddressRange
-from swiftcache_tier.extents.base import AddressRange, Arena, Extent
+from swiftcache_tier.extents.base import Extent
 from swiftcache_tier.extents.host import HostArena
+from swiftcache_tier.extents.own_memory import arena_and_range, ordinal_of_device
 
 
 class PoolMemory:
@@ -29,7 +29,7 @@ class PoolMemory:
         self.size_bytes = extents * extent_bytes
         self._extents: list[Extent] = []
         with ExitStack() as on_failure:
-            arena, self._range = _arena_and_range(device, self.size_bytes)
+            arena, self._range = arena_and_range(device, self.size_bytes)
             on_failure.callback(self.close)
             self.arena = arena
             for slot in range(extents):
@@ -66,19 +66,4 @@ def granularity_bytes(device: str) -> int:
         return HostArena.granularity_bytes
     from swiftcache_tier.extents import device_memory
 
-    return device_memory.granularity_bytes(_ordinal(device))
-
-
-def _arena_and_range(device: str, size_bytes: int) -> tuple[Arena, AddressRange]:
-    if device == "cpu":
-        return HostArena(), HostAddressRange(size_bytes)
-    # Loads CUDA's bindings, which a CPU build does without.
-    from swiftcache_tier.extents.cuda import CudaArena
-    from swiftcache_tier.extents.cuda_address_range import CudaAddressRange
-
-    ordinal = _ordinal(device)
-    return CudaArena(ordinal, context_idle_s=None), CudaAddressRange(size_bytes, ordinal)
-
-
-def _ordinal(device: str) -> int:
-    return int(device.partition(":")[2] or 0)
+    return device_memory.granularity_bytes(ordinal_of_device(device))

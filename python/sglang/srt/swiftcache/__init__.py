@@ -18,6 +18,7 @@ installed ``sglang`` package and overwrites no file of it.
 ``paths``                   kernels or copy engines, operation by operation
 ``donor_radix_cache``       ``DonorRadixCache``: the radix tree over device and donors
 ``vacate``                  giving memory back: move, forget or drop the blocks in it
+``one_line_exit``           ending a process on an error of the user's
 ``refill``                  ``--swiftcache-replicas``: copies that a lost donor took are made again
 ``layer_stream``            contexts longer than the device's own KV memory, a package
 ``verify``                  ``--swiftcache-verify``: checksums of blocks, corrupt ones are misses

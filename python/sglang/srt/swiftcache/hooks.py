@@ -81,7 +81,7 @@ def _serve_as_donor(original: Callable[[Any], None], scheduler: Any) -> None:
         original(scheduler)
         return
     from sglang.srt.swiftcache.donation import Donation
-    from sglang.srt.swiftcache.plugin import one_line_exit
+    from sglang.srt.swiftcache.one_line_exit import one_line_exit
 
     with one_line_exit():
         scheduler.swiftcache_donation = Donation(scheduler)
@@ -159,7 +159,7 @@ def _lay_out_by_pages(original: Callable[[Any], None], server_args: Any) -> None
 
 def _build_elastic_pool(original: Callable[..., Any], configurator: Any, **kwargs: Any) -> Any:
     from sglang.srt.swiftcache import donate_checks
-    from sglang.srt.swiftcache.plugin import one_line_exit
+    from sglang.srt.swiftcache.one_line_exit import one_line_exit
 
     if donate_checks.is_on(configurator.server_args):
         from sglang.srt.swiftcache.elastic_pool import ElasticKVPool

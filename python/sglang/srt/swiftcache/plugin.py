@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
-import sys
-from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from sglang.srt.mem_cache.registry import register_radix_cache_backend
 from sglang.srt.plugins.hook_registry import HookRegistry
 
-from sglang.srt.swiftcache import BACKEND_NAME, EXIT_BAD_INPUT
+from sglang.srt.swiftcache import BACKEND_NAME
 from sglang.srt.swiftcache.hooks import HOOKS
-from swiftcache_tier.errors import SwiftCacheError
+from sglang.srt.swiftcache.one_line_exit import one_line_exit
 from swiftcache_tier.log_format import json_wanted, log_as_json
 
 if TYPE_CHECKING:
@@ -26,19 +23,6 @@ def register() -> None:
     for hook in HOOKS:
         HookRegistry.register(hook.target, hook.wrapper, hook.kind)
     register_radix_cache_backend(BACKEND_NAME, build_radix_cache)
-
-
-@contextlib.contextmanager
-def one_line_exit() -> Iterator[None]:
-    """End the process on a SwiftCacheError, after one line on stderr.
-
-    SGLang would print a traceback for an exception; the main process reports the exit.
-    """
-    try:
-        yield
-    except SwiftCacheError as error:
-        print(f"swiftcache: {error}", file=sys.stderr, flush=True)
-        raise SystemExit(EXIT_BAD_INPUT) from None
 
 
 def build_radix_cache(context: TreeCacheBuildContext) -> DonorRadixCache:

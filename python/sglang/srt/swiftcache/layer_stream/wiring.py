@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from sglang.srt.swiftcache import EXIT_BAD_INPUT
 from sglang.srt.swiftcache.layer_stream.flag_checks import OFF
-from swiftcache_tier.errors import SwiftCacheError
+from sglang.srt.swiftcache.one_line_exit import one_line_exit
 
 if TYPE_CHECKING:
     from sglang.srt.swiftcache.layer_stream.streamer import LayerStreamer
@@ -30,10 +28,8 @@ def size_pool(
         return config
     from sglang.srt.swiftcache.layer_stream.sizes import plan_pool
 
-    try:
+    with one_line_exit():
         plan = plan_pool(args, configurator, budget_bytes, config.max_total_num_tokens)
-    except SwiftCacheError as error:
-        end_process(error)
     if plan is not None:
         _window_tokens[id(configurator)] = plan.window_tokens
         config.max_total_num_tokens = plan.total_tokens
@@ -50,10 +46,8 @@ def build_pool(original: Callable[..., Any], configurator: Any, **kwargs: Any) -
     def with_window(size: int, **settings: Any) -> StreamKVPool:
         return StreamKVPool(size, window_tokens=window_tokens, **settings)
 
-    try:
+    with one_line_exit():
         return original(configurator, **{**kwargs, "mha_pool_class": with_window})
-    except SwiftCacheError as error:
-        end_process(error)
 
 
 def build_allocator(original: Callable[..., Any], configurator: Any, **kwargs: Any) -> Any:
@@ -89,10 +83,8 @@ def attach_streamer(_: Any, runner: Any, *__: Any, **___: Any) -> None:
     from sglang.srt.swiftcache.layer_stream.streamer import LayerStreamer
     from swiftcache_kernel import PoolBuffers
 
-    try:
+    with one_line_exit():
         check_layers(runner.model, pool.layer_num)
-    except SwiftCacheError as error:
-        end_process(error)
     buffers = PoolBuffers(block_layout(pool), pool.k_buffer, pool.v_buffer)
     mover: PageMover
     if buffers.device.type == "cpu":
@@ -210,13 +202,6 @@ def can_run_prefill_graph(
 def layer_stream_is_on(args: Any) -> bool:
     """Whether a server was asked for a layer window. ``args``: ServerArgs."""
     return getattr(args, "swiftcache_layer_stream", OFF) != OFF
-
-
-def end_process(error: SwiftCacheError) -> Any:
-    """End the scheduler process after one line; the main process reports the exit."""
-    # SGLang would print a traceback for an exception
-    print(f"swiftcache: {error}", file=sys.stderr, flush=True)
-    raise SystemExit(EXIT_BAD_INPUT) from None
 
 
 def _streamer_of(model_runner: Any) -> LayerStreamer | None:
