@@ -59,11 +59,16 @@ class Settings:
     vacate_bytes_per_step: int = 256 << 20
     """Moved between donors in one scheduler step, at most, when memory is asked back."""
 
+    drain_deadline_s: float = 10.0
+    """After a donor is lost, blocks in its memory are moved for so long. Prefixes that are still
+    there then, and that no request uses, are given up."""
+
     refill_bytes_per_step: int = 32 << 20
     """Copied in one scheduler step, at most, to give blocks the copies that they are short of."""
 
     refill_retry_s: float = 1.0
     """Before blocks that are short of a copy are looked at again when none found room."""
+
     stream_bytes_per_step: int = 2 << 30
     """KV that a server with a layer window reads from donors in one decode step, at most, while
     several requests run: at 350 GB/s 6 ms, about as long as such a step takes. A request that alone

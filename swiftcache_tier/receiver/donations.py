@@ -20,9 +20,11 @@ class Donation:
     gb_per_s: float | None = None
     """As measured; None where it was not."""
     lost: bool = False
+    lost_s: float = 0.0
     asked_s: float = 0.0
     """When the oldest reclaim that is not finished was entered."""
     deadline_s: float = 0.0
+    """What it was given, from then on."""
     retiring_blocks_seen: int | None = None
     """Blocks in use on retiring slots at the last look; None: look again in any case."""
 

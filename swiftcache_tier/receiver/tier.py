@@ -79,6 +79,7 @@ class DonorTier:
         self.block_bytes = block_bytes
         self._reach = Reach(device)
         self._specs = specs
+        self._settings = settings
         self._pool = BlockPool(block_bytes)
         self._address_range = address_range_for(device, settings.address_space_bytes)
         self._control = ControlThread(
@@ -163,6 +164,13 @@ class DonorTier:
         Until then they can be read as before.
         """
         return self._pool.retiring_in_use() if self._to_finish else _NO_BLOCKS
+
+    def past_deadline(self, ids: np.ndarray) -> np.ndarray:
+        """Which blocks, bool in the shape of `ids`, lie with a donor that was lost more than
+        `drain_deadline_s` ago: they are not worth moving any more."""
+        before_s = time.monotonic() - self._settings.drain_deadline_s
+        late = [k for k, d in self._donations.items() if d.lost and d.lost_s <= before_s]
+        return np.isin(self.donor_of(ids), late)
 
     @property
     def base_address(self) -> int:
@@ -299,6 +307,7 @@ class DonorTier:
     def _lose(self, event: DonorLost) -> None:
         donation = self._donations[event.key]
         donation.lost = True
+        donation.lost_s = time.monotonic()
         if donation.mapped:
             self._reclaims.lost += 1
         self._retire(event.key, sorted(donation.mapped), 0.0)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, settings
@@ -78,6 +80,55 @@ def test_memory_asked_back_with_nowhere_to_go_is_a_miss(page_size: int) -> None:
     cached = tree.run(prompt(0, 8, page_size))
     assert cached is not None
     assert cached < 8 * page_size
+    tree.check()
+
+
+def small_steps(tree: Tree, blocks: int) -> None:
+    """Vacate no more than this many blocks in one step."""
+    pool = tree.cache.tier_pool
+    most = blocks * pool.block_layout.block_bytes
+    pool.settings = replace(pool.settings, vacate_bytes_per_step=most)
+
+
+def test_memory_of_a_lost_donor_is_vacated_step_by_step_until_its_deadline() -> None:
+    tree = Tree(4, pages=16, policy="write_through")
+    tree.tier.join(1, extents=8)
+    filled(tree, kinds=4)
+    tree.tier.join(2, extents=8)
+    small_steps(tree, blocks=1)
+    tree.tier.lose(1, range(8))
+    held = tree.tier.must_vacate().size
+    tree.cache.check_hicache_events()
+    left = tree.tier.must_vacate().size
+    assert 0 < left < held
+    assert tree.cache.stats.lost_blocks == 0
+
+    tree.tier.pass_deadline(1)
+    tree.cache.check_hicache_events()
+    assert tree.tier.must_vacate().size == 0
+    assert tree.cache.stats.lost_by_cause["donor_lost"] == left
+    tree.cache.check_hicache_events()
+    assert not tree.tier.waiting
+    assert tree.run(prompt(0, 8, 4)) is not None
+    tree.check()
+
+
+def test_what_a_request_uses_is_moved_after_the_deadline_too() -> None:
+    tree = Tree(4, pages=16, policy="write_through")
+    tree.tier.join(1, extents=8)
+    filled(tree, kinds=1)
+    request = tree.start(prompt(0, 8, 4))
+    assert request is not None
+    used = tree.tier.used_blocks
+    tree.tier.join(2, extents=8)
+    tree.tier.lose(1, range(8))
+    tree.tier.pass_deadline(1)
+    for _ in range(3):
+        tree.cache.check_hicache_events()
+    assert not tree.tier.waiting
+    assert tree.tier.used_blocks == used
+    assert tree.cache.stats.lost_blocks == 0
+    tree.finish(request)
     tree.check()
 
 
@@ -199,7 +250,7 @@ def test_a_corrupted_block_is_seen_by_these_tests() -> None:
 
 
 class TreeMachine(RuleBasedStateMachine):
-    """Requests, aborts, evictions, flushes; donors that join, ask back and lend again."""
+    """Requests, aborts, evictions, flushes; donors that join, ask back, lend again and end."""
 
     verify = False
     replicas = 1
@@ -263,11 +314,20 @@ class TreeMachine(RuleBasedStateMachine):
             self.lent[key] -= set(slots)
             self.back[key] |= set(slots)
 
+    @rule(key=st.integers(1, 3), past_deadline=st.booleans())
+    def lose(self, key: int, past_deadline: bool) -> None:
+        """A donor ends; its key does not come back."""
+        if slots := sorted(self.lent.get(key, ())):
+            self.lent[key] = set()
+            self.tree.tier.lose(key, slots)
+        if past_deadline and key in self.tree.tier.lost_donors():
+            self.tree.tier.pass_deadline(key)
+
     @rule(key=st.integers(1, 3))
     def lend_again(self, key: int) -> None:
         waiting = {s for k, slots in self.tree.tier.waiting if k == key for s in slots}
         slots = sorted(self.back.get(key, set()) - waiting)
-        if slots:
+        if slots and key not in self.tree.tier.lost_donors():
             self.tree.tier.lend(key, slots)
             self.back[key] -= set(slots)
             self.lent[key] |= set(slots)

@@ -33,6 +33,7 @@ class LocalTier:
         self._places = SubRanges(RANGE_BYTES)
         self._arena = HostArena()
         self._offsets: dict[int, int] = {}
+        self._late: dict[int, bool] = {}
         self._asked_back: list[tuple[int, list[int]]] = []
 
     # -- what a donor does --------------------------------------------------------------------
@@ -57,6 +58,15 @@ class LocalTier:
     def ask_back(self, key: int, slots: Sequence[int]) -> None:
         self.pool.retire_slots(key, list(slots))
         self._asked_back.append((key, list(slots)))
+
+    def lose(self, key: int, slots: Sequence[int]) -> None:
+        """A donor ends without a word; ``slots`` are all that it lent."""
+        self._late[key] = False
+        self.ask_back(key, slots)
+
+    def pass_deadline(self, key: int) -> None:
+        """So long ago that what is still there is not to be moved any more."""
+        self._late[key] = True
 
     @property
     def waiting(self) -> list[tuple[int, list[int]]]:
@@ -114,7 +124,10 @@ class LocalTier:
         return dict.fromkeys(self._offsets, "host")
 
     def lost_donors(self) -> set[int]:
-        return set()
+        return set(self._late)
+
+    def past_deadline(self, ids: np.ndarray) -> np.ndarray:
+        return np.isin(self.donor_of(ids), [key for key, late in self._late.items() if late])
 
     @property
     def free_blocks(self) -> int:

@@ -35,6 +35,19 @@ def test_memory_outlives_a_donor_that_is_killed(start_donor: Any, start_tier: An
     assert user.tier.status()["orphaned_extents"] == 0
 
 
+def test_blocks_of_a_lost_donor_pass_a_deadline_and_no_others_do(
+    start_donor: Any, start_tier: Any, hasty: Any
+) -> None:
+    donor, other = start_donor("a", "1MiB"), start_donor("b", "1MiB")
+    user = start_tier(donor.spec, other.spec, settings=replace(hasty, drain_deadline_s=0.1))
+    ids = user.take_all()
+    assert not user.tier.past_deadline(ids).any()
+    donor.signal(signal.SIGKILL)
+    user.poll_for(lambda: user.tier.past_deadline(ids).any(), "the deadline passes")
+    late = ids[user.tier.past_deadline(ids)]
+    assert sorted(late) == sorted(user.tier.must_vacate())
+
+
 def test_a_killed_donor_is_started_again_under_its_name(start_donor: Any, start_tier: Any) -> None:
     donor = start_donor("a", "1MiB")
     user = start_tier()

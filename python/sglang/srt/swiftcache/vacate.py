@@ -39,7 +39,9 @@ class Vacater:
     def step(self) -> None:
         """Vacate what can be vacated now, at most ``vacate_bytes_per_step``.
 
-        Returns at once when no donor wants memory back, which is nearly always.
+        What a lost donor still holds after ``drain_deadline_s`` goes all at once: no request uses
+        it, so it is given up rather than moved. Returns at once when no donor wants memory back,
+        which is nearly always.
         """
         pool = self._cache.tier_pool
         doomed = pool.tier.must_vacate()
@@ -48,17 +50,18 @@ class Vacater:
         busy = self.in_flight()
         if pool.replicas is not None:
             pool.replicas.drop(doomed, keep=self.blocks_in_flight())
+        late = doomed[pool.tier.past_deadline(doomed)]
         budget = max(1, pool.settings.vacate_bytes_per_step // pool.block_layout.block_bytes)
         moved = lost = 0
-        # hottest first: they get the free blocks, and what they evict is colder
-        for node in sorted(self._holding(doomed), key=lambda n: n.last_access_time, reverse=True):
-            if moved + lost >= budget:
-                break
+        for node in self._hottest_first(doomed):
+            is_late = node.lock_ref == 0 and self._holds(node, late)
+            if moved + lost >= budget and not is_late:
+                continue
             if node in busy or node.host_ref_counter > 0 or not self._has_copy(node):
                 continue
             if not self._use_copies(node, doomed):
                 continue
-            count = self._move(node, doomed)
+            count = 0 if is_late else self._move(node, doomed)
             moved += count
             if count == 0:
                 cause = self._cause(node, doomed)
@@ -112,15 +115,24 @@ class Vacater:
         in_tree = siblings.get(node.key.child_key(self._cache.page_size)) is node
         return in_tree and node.host_value is not None
 
-    def _holding(self, doomed: np.ndarray) -> list[TreeNode]:
-        pool = self._cache.tier_pool
-        return [
-            node
-            for top in self._cache.root_node.children.values()
-            for node in subtree(top)
-            if node.host_value is not None
-            and np.isin(pool.blocks_of(node.host_value), doomed).any()
-        ]
+    def _hottest_first(self, doomed: np.ndarray) -> list[TreeNode]:
+        """Nodes with copies in these blocks: the hottest get the free blocks, and what they evict
+        is colder. Each comes after its ancestors, without which it would be of no use."""
+        root = self._cache.root_node
+        order: dict[TreeNode, None] = {}
+        for node in sorted(subtree(root), key=lambda n: n.last_access_time, reverse=True):
+            path = []
+            while node is not root and node not in order:
+                path.append(node)
+                node = node.parent
+            order.update(dict.fromkeys(reversed(path)))
+        return [node for node in order if self._holds(node, doomed)]
+
+    def _holds(self, node: TreeNode, blocks: np.ndarray) -> bool:
+        """Whether a node's copy lies in any of these blocks."""
+        if node.host_value is None or blocks.size == 0:
+            return False
+        return bool(np.isin(self._cache.tier_pool.blocks_of(node.host_value), blocks).any())
 
     def in_flight(self) -> set[TreeNode]:
         """Nodes whose donor blocks a transfer is reading or writing."""
