@@ -47,6 +47,25 @@ def leave_door(paths: DonorPaths) -> None:
         path.unlink(missing_ok=True)
 
 
+def was_left(paths: DonorPaths) -> bool:
+    """Whether a donor has ended without taking its sockets along."""
+    return paths.door.exists() and _is_vacant(paths)
+
+
+def clear_door(paths: DonorPaths, *, lock_timeout_s: float) -> bool:
+    """Remove what a donor that was killed left there. Returns whether the place is free now.
+
+    It is not while a program listens, or where something else than a socket lies: both are left
+    alone. Raises OSError where there is no such folder or it cannot be written, and SwiftCacheError
+    when other donors have been starting in it for `lock_timeout_s`.
+    """
+    with _locked(paths.door.parent, lock_timeout_s):
+        is_vacant = _is_vacant(paths)
+        if is_vacant:
+            leave_door(paths)
+    return is_vacant
+
+
 def connect_door(paths: DonorPaths) -> socket.socket:
     """A non-blocking connection to the donor's door. Raises NoDonor when nobody listens."""
     with ExitStack() as on_failure:
@@ -59,6 +78,14 @@ def connect_door(paths: DonorPaths) -> socket.socket:
             raise _no_donor(paths, error) from error
         on_failure.pop_all()
     return connection
+
+
+def _is_vacant(paths: DonorPaths) -> bool:
+    try:
+        connect_door(paths).close()
+    except NoDonor as error:
+        return error.is_vacant
+    return False
 
 
 def _listen(paths: DonorPaths, backlog: int, mode: int) -> socket.socket:

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import os
 import resource
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from swiftcache_tier.control.credentials import uids_of
-from swiftcache_tier.control.door import NoDonor, connect_door
+from swiftcache_tier.control.door import was_left
 from swiftcache_tier.control.lendable import lendable_bytes
 from swiftcache_tier.control.messages import EXTENTS_MAX
 from swiftcache_tier.control.runtime_dir import DonorPaths, donor_paths, ensure_runtime_dir
+from swiftcache_tier.donor.orphans import wait_for_orphans
 from swiftcache_tier.donor.owner import Owner
 from swiftcache_tier.errors import SwiftCacheError
 from swiftcache_tier.extents import Arena, arena_for
@@ -24,7 +24,6 @@ from swiftcache_tier.sizes import format_size
 # Open files beside one for each extent: the interpreter's own, and three for each session.
 _OTHER_FILES = 64
 _FILES_PER_SESSION = 3
-_ORPHANS_POLL_S = 0.2
 
 
 @dataclass(frozen=True)
@@ -80,8 +79,15 @@ def plan_donor(
             f"{format_size(extent_bytes)}, or choose smaller extents with --extent-size"
         )
     available_bytes = lendable_bytes(arena, runtime_dir, settings)
-    if name is not None and size_bytes > available_bytes and _was_left(runtime_dir, name):
-        available_bytes = _wait_for_orphans(arena, runtime_dir, size_bytes, settings)
+    if name is not None and size_bytes > available_bytes:
+        paths = donor_paths(runtime_dir, name)
+        if was_left(paths):
+            available_bytes = wait_for_orphans(
+                paths.name,
+                lambda: lendable_bytes(arena, runtime_dir, settings),
+                settings,
+                wanted_bytes=size_bytes,
+            )
     if size_bytes > available_bytes:
         raise SwiftCacheError(
             f"size {format_size(size_bytes)} is over what device {device} has to give: "
@@ -126,27 +132,3 @@ def plan_pool_donor(memory: PoolMemory, paths: DonorPaths, settings: Settings) -
 
 def _open_files(extents: int, settings: Settings) -> int:
     return extents + _OTHER_FILES + _FILES_PER_SESSION * settings.sessions_max
-
-
-def _was_left(runtime_dir: Path, name: str) -> bool:
-    """Whether a donor of that name has ended without taking its sockets along."""
-    paths = donor_paths(runtime_dir, name)
-    try:
-        connect_door(paths).close()
-    except NoDonor as error:
-        return error.is_vacant and paths.door.exists()
-    return False
-
-
-def _wait_for_orphans(arena: Arena, runtime_dir: Path, size_bytes: int, settings: Settings) -> int:
-    """What the arena has once receivers have vacated the memory of a donor that was killed.
-
-    It outlives the donor, and is in nobody's way but its successor's. Gives up after the time that
-    receivers take to notice, and to vacate it.
-    """
-    end_s = time.monotonic() + settings.lost_after_s + settings.reclaim_deadline_s
-    while True:
-        available_bytes = lendable_bytes(arena, runtime_dir, settings)
-        if available_bytes >= size_bytes or time.monotonic() > end_s:
-            return available_bytes
-        time.sleep(_ORPHANS_POLL_S)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import pwd
 import socket
@@ -11,8 +12,16 @@ from typing import Any
 
 import pytest
 
-from swiftcache_tier.control.door import NoDonor, connect_door, leave_door, take_door
+from swiftcache_tier.control.door import (
+    NoDonor,
+    clear_door,
+    connect_door,
+    leave_door,
+    take_door,
+    was_left,
+)
 from swiftcache_tier.control.runtime_dir import (
+    DonorPaths,
     check_runtime_dir,
     default_runtime_dir,
     donor_paths,
@@ -20,6 +29,7 @@ from swiftcache_tier.control.runtime_dir import (
     ensure_runtime_dir,
     list_donors,
 )
+from swiftcache_tier.errors import SwiftCacheError
 from swiftcache_tier.spec import parse_specs
 
 
@@ -163,3 +173,55 @@ def test_what_is_no_donor_is_not_replaced(runtime_dir: Path, one_line: Any) -> N
         stream.listen()
         assert "no donor's socket" in one_line(lambda: take(runtime_dir, "a"))
     path.unlink()
+
+
+def leave(runtime_dir: Path) -> DonorPaths:
+    """Both sockets of a donor that was killed."""
+    paths = donor_paths(runtime_dir, "a")
+    take(runtime_dir, "a").close()
+    with closing(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)) as control:
+        control.bind(str(paths.control))
+    return paths
+
+
+def test_what_a_killed_donor_left_is_cleared(runtime_dir: Path) -> None:
+    paths = leave(runtime_dir)
+    assert was_left(paths)
+    assert clear_door(paths, lock_timeout_s=5.0)
+    assert list(runtime_dir.iterdir()) == []
+    assert not was_left(paths)
+    assert clear_door(paths, lock_timeout_s=5.0)
+    assert not was_left(donor_paths(runtime_dir / "absent", "a"))
+    with pytest.raises(FileNotFoundError):
+        clear_door(donor_paths(runtime_dir / "absent", "a"), lock_timeout_s=5.0)
+
+
+def test_the_sockets_of_a_live_donor_are_not_cleared(runtime_dir: Path) -> None:
+    paths = leave(runtime_dir)
+    with closing(take(runtime_dir, "a")):
+        paths.control.touch()
+        assert not was_left(paths)
+        assert not clear_door(paths, lock_timeout_s=5.0)
+        assert set(runtime_dir.iterdir()) == set(paths)
+    leave_door(paths)
+
+
+def test_what_is_no_donor_is_not_cleared(runtime_dir: Path) -> None:
+    paths = donor_paths(runtime_dir, "a")
+    paths.door.write_text("somebody's letters")
+    assert not was_left(paths)
+    assert not clear_door(paths, lock_timeout_s=5.0)
+    assert paths.door.read_text() == "somebody's letters"
+    paths.door.unlink()
+
+
+def test_nothing_is_cleared_while_a_donor_starts(runtime_dir: Path) -> None:
+    """It may have replaced what was vacant a moment ago."""
+    paths = leave(runtime_dir)
+    folder = os.open(runtime_dir, os.O_RDONLY)
+    fcntl.flock(folder, fcntl.LOCK_EX)
+    with pytest.raises(SwiftCacheError, match="another donor has been starting"):
+        clear_door(paths, lock_timeout_s=0.02)
+    assert set(runtime_dir.iterdir()) == set(paths)
+    os.close(folder)
+    assert clear_door(paths, lock_timeout_s=5.0)

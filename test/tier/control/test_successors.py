@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import itertools
+import logging
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -12,9 +13,11 @@ from typing import Any
 
 import pytest
 
+from support.fake_clock import FakeClock
 from swiftcache_tier.control.runtime_dir import donor_paths
-from swiftcache_tier.donor import plan
+from swiftcache_tier.donor import orphans, plan
 from swiftcache_tier.errors import SwiftCacheError
+from swiftcache_tier.settings import Settings
 
 
 def planned(runtime_dir: Path, settings: Any, name: str = "a") -> plan.DonorPlan:
@@ -69,3 +72,44 @@ def test_where_no_donor_was_killed_it_does_not_wait(
     lend(monkeypatch, 0, 4)
     with pytest.raises(SwiftCacheError, match="available now"):
         planned(runtime_dir, settings, name="b")
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> FakeClock:
+    fake = FakeClock()
+    monkeypatch.setattr(orphans, "time", fake)
+    return fake
+
+
+# A successor that takes whatever there is, as a serving engine does. The default settings: a
+# heartbeat of 1 s, extents of 32 MiB, 10 s for receivers to notice and to vacate.
+@pytest.mark.parametrize(
+    ("mebibytes_at", "waited_s", "came_back"),
+    [
+        (lambda _: 500, 2, "0 B"),
+        (lambda s: 500 + 64 * min(s // 1, 5), 7, "320 MiB"),
+        (lambda s: 500 + 64 * (s // 1), 10, "640 MiB"),
+        # What other processes do: neither does it keep a start waiting, nor hide what comes back.
+        (lambda s: 500 + 20 * (int(s * 5) % 2), 2, "0 B"),
+        (lambda s: 500 - 40 * s, 2, "0 B"),
+        (lambda s: 500 + 20 * min(s, 4), 5, "80 MiB"),
+    ],
+    ids=["nothing", "for-5-s", "for-ever", "noise", "others-take-it", "less-than-an-extent-a-s"],
+)
+def test_one_that_takes_all_waits_until_nothing_has_come_for_two_heartbeats(
+    clock: FakeClock,
+    caplog: pytest.LogCaptureFixture,
+    mebibytes_at: Callable[[float], float],
+    waited_s: float,
+    came_back: str,
+) -> None:
+    caplog.set_level(logging.INFO)
+    available_bytes = orphans.wait_for_orphans(
+        "a", lambda: int(mebibytes_at(clock.now_s)) << 20, Settings()
+    )
+    assert available_bytes == int(mebibytes_at(clock.now_s)) << 20
+    assert clock.now_s == pytest.approx(waited_s, abs=0.5)
+    (line,) = caplog.messages
+    assert (
+        f"memory of a, which was killed, that receivers still held: {came_back} came back" in line
+    )
