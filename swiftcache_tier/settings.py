@@ -86,6 +86,10 @@ class Settings:
     owned_end_timeout_s: float = 5.0
     """A donor that its receiver owns is killed when it has not ended after this."""
 
+    scheduler_end_timeout_s: float = 5.0
+    """A server that lends and is interrupted waits so long for its scheduler process to be gone,
+    whose donor's sockets it then removes."""
+
     watchdog_s: float = 60.0
     """Work that waits so long without any progress is a stall; the state is logged then."""
 

@@ -34,8 +34,10 @@ class Answer(NamedTuple):
 
     problem: str | None
     """Why the donor cannot be used, in one line."""
-    available_bytes: int
+    available_bytes: int = 0
     """For a donor that would be started."""
+    uuid: str | None = None
+    """Of the GPU where it would be started."""
 
 
 def probe(receiver_device: str, questions: Sequence[Question], settings: Settings) -> list[Answer]:
@@ -75,9 +77,9 @@ def _answer(receiver_device: str, question: Question) -> Answer:
         reach = Reach(receiver_device)
         if question.uuid is not None:
             reach.link_to(question.device, question.uuid)
-            return Answer(None, 0)
+            return Answer(None)
         arena = arena_for(question.device)
         reach.link_to(arena.device, arena.uuid)
-        return Answer(None, arena.available_bytes())
+        return Answer(None, arena.available_bytes(), arena.uuid)
     except (SwiftCacheError, OSError) as error:
-        return Answer(str(error), 0)
+        return Answer(str(error))

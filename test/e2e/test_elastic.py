@@ -270,6 +270,7 @@ def test_a_holder_that_does_not_answer_costs_a_reason_not_a_hang(
             server.stop()  # SIGKILL: what is lent is orphaned, and stays readable
             borrower.check()
             server.start()
+            assert "which was killed, that receivers still held" in server.log()
             borrower.vacating = True
             wait_for_bytes(borrower, int(0.65 * POOL_BYTES))
             wait_until(lambda: borrower.used_blocks == 0, DEADLINE_S, "orphans are vacated")

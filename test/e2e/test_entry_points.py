@@ -70,6 +70,7 @@ def main():
         model_path=model, device="cpu", attention_backend="torch_native", disable_cuda_graph=True,
         dtype="float32", max_total_tokens=512, page_size=16, random_seed=1,
         swiftcache_donors=["host=32MiB"], swiftcache_runtime_dir=runtime_dir,
+        swiftcache_donate="auto",
     )
     prompts = [[100 + i] * 200 for i in range(4)]
     answers = [
@@ -84,6 +85,7 @@ def main():
         ),
         "flag": info["swiftcache_donors"],
         "donors": len(info["internal_states"][0]["swiftcache"]["donors"]),
+        "lends": "donation" in info["internal_states"][0]["swiftcache"],
     }))
     engine.shutdown()
 
@@ -106,6 +108,7 @@ def main():
         model_path=model, device="cpu", attention_backend="torch_native", disable_cuda_graph=True,
         dtype="float32", max_total_tokens=512, page_size=16, random_seed=1,
         swiftcache_donors=["host=32MiB"], swiftcache_runtime_dir=runtime_dir,
+        swiftcache_donate="auto",
     )
     runtime.endpoint.chat_template = sglang.lang.chat_template.get_chat_template("chatml")
     sglang.set_default_backend(runtime)
@@ -115,6 +118,7 @@ def main():
         "answer": answer,
         "flag": info["swiftcache_donors"],
         "donors": len(info["internal_states"][0]["swiftcache"]["donors"]),
+        "lends": "donation" in info["internal_states"][0]["swiftcache"],
     }))
     runtime.shutdown()
 
@@ -128,11 +132,13 @@ def result(tmp_path: Path, program: str, model: Path) -> dict[str, object]:
     script = tmp_path / "program.py"
     script.write_text(program)
     runtime_dir = tmp_path / "rt"
-    done = run(sys.executable, str(script), str(model), str(runtime_dir))
+    extents = {"SWIFTCACHE_EXTENT_BYTES": "256KiB"}  # of which its small pool holds several
+    done = run(sys.executable, str(script), str(model), str(runtime_dir), env=extents)
     lines = [x for x in done.stdout.splitlines() if x.startswith("RESULT")]
     assert lines, done.stderr[-3000:]
-    # the owned donor ends when its server has, and takes its sockets with it
-    wait_until(lambda: not list(runtime_dir.iterdir()), 30.0, "nothing is left of the donor")
+    # the owned donor ends when its server has, and takes its sockets with it; those of the one in
+    # the server itself have gone before the program has ended
+    wait_until(lambda: not list(runtime_dir.iterdir()), 30.0, "nothing is left of the donors")
     found: dict[str, object] = json.loads(lines[-1].removeprefix("RESULT"))
     return found
 
@@ -144,10 +150,10 @@ def test_engine_takes_the_flags_as_keyword_arguments(tiny_model: Path, tmp_path:
     assert outputs[:4] == outputs[4:]
     assert isinstance(found["donor_tokens"], int)
     assert found["donor_tokens"] > 0
-    assert (found["flag"], found["donors"]) == (["host=32MiB"], 1)
+    assert (found["flag"], found["donors"], found["lends"]) == (["host=32MiB"], 1, True)
 
 
 def test_runtime_takes_the_flags_as_keyword_arguments(tiny_model: Path, tmp_path: Path) -> None:
     found = result(tmp_path, RUNTIME, tiny_model)
     assert found["answer"]
-    assert (found["flag"], found["donors"]) == (["host=32MiB"], 1)
+    assert (found["flag"], found["donors"], found["lends"]) == (["host=32MiB"], 1, True)

@@ -13,6 +13,12 @@ from sglang.srt.swiftcache import donate_checks
 from swiftcache_tier.errors import SwiftCacheError
 
 
+@pytest.fixture(autouse=True)
+def runtime_dir_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Servers of the user's own are none of these tests' business, nor what they left."""
+    monkeypatch.setenv("SWIFTCACHE_RUNTIME_DIR", str(tmp_path / "rt"))
+
+
 def arguments(model: Path, *flags: str) -> list[str]:
     return ["--model-path", str(model), "--device", "cpu", *flags]
 

@@ -25,6 +25,7 @@ from swiftcache_tier import topology
 from swiftcache_tier.errors import SwiftCacheError
 from swiftcache_tier.extents import cuda
 from swiftcache_tier.receiver import check_specs, control_thread, reach
+from swiftcache_tier.receiver.probe import Answer, Question, probe
 from swiftcache_tier.spec import parse_specs
 
 FAKE_GPUS = Path(__file__).with_name("fake_gpus")
@@ -419,6 +420,16 @@ def test_specs_are_checked_without_the_driver_in_this_process(
     line = complaint("host=1MiB", "cuda:1=100GiB")
     assert "donor SPEC cuda:1=100GiB: that is over what cuda:1 has to give: 6 GiB" in line
     assert "donor SPEC cuda:7=1GiB: device 'cuda:7'" in complaint("cuda:7=1GiB")
+    assert driver.calls == set()
+
+
+def test_which_gpu_is_meant_is_asked_without_the_driver_in_this_process(
+    driver: FakeDriver, settings: Any
+) -> None:
+    questions = [Question("cuda:1", None), Question("cuda:7", None)]
+    found, missing = probe("cuda:0", questions, settings)
+    assert found == Answer(None, 6 << 30, gpu_uuid(1))
+    assert "device 'cuda:7'" in str(missing.problem)
     assert driver.calls == set()
 
 

@@ -34,6 +34,7 @@ installed ``sglang`` package and overwrites no file of it.
 ``elastic_pool``            ``ElasticKVPool``: the page-major pool on memory that can be lent
 ``elastic_allocator``       ``ElasticAllocator``: lent pages are held, not free and not in use
 ``donation``                ``Donation``: when a server lends, takes back, waits for its memory
+``succession``              what a killed server of the same name left, and what this one leaves
 ``request_needs``           what waiting and running requests may yet take of the pool
 ``compaction``              emptying extents: cold leaves are evicted, pages moved
 ``forward_fence``           work that comes after every forward in flight

@@ -159,16 +159,20 @@ def _with_swiftcache(post_init: Callable[[Any], None]) -> Callable[[Any], None]:
         layer_stream_checks.normalize(self)
         if donate_checks.is_on(self):
             donate_checks.check_before(self)
-        if self.swiftcache_donors is None:
-            post_init(self)
-            return
-        flag_checks.check_before(self)
-        layer_stream_checks.check_before(self)
-        self.enable_hierarchical_cache = True
-        self.radix_cache_backend = BACKEND_NAME
+        borrows = self.swiftcache_donors is not None
+        if borrows:
+            flag_checks.check_before(self)
+            layer_stream_checks.check_before(self)
+            self.enable_hierarchical_cache = True
+            self.radix_cache_backend = BACKEND_NAME
         post_init(self)
-        flag_checks.check_after(self)
-        layer_stream_checks.check_after(self)
+        if borrows:
+            flag_checks.check_after(self)
+            layer_stream_checks.check_after(self)
+        if donate_checks.is_on(self):
+            from sglang.srt.swiftcache import succession
+
+            succession.prepare(self)
 
     return with_swiftcache
 
