@@ -25,8 +25,6 @@ from sglang.srt.swiftcache import (
 from sglang.srt.swiftcache.layer_stream import flag_checks as layer_stream_checks
 from swiftcache_tier.errors import SwiftCacheError
 
-IO_BACKENDS = ("auto", "kernel", "copy")
-
 DONORS_HELP = (
     "Keep radix-prefix KV in memory lent by donors instead of in host RAM. SPECs: 'auto' (the "
     "default when none follows: every donor in the runtime directory, else host RAM sized from "
@@ -39,7 +37,8 @@ RUNTIME_DIR_HELP = (
 )
 IO_BACKEND_HELP = (
     "What moves KV between this GPU and donors: 'kernel' (on the SMs), 'copy' (the copy engines) "
-    "or 'auto' (what was faster when measured at start, by size). Without effect on a CPU."
+    "or 'auto' (the default: what was faster when measured at start, by size). Without effect on a "
+    "CPU."
 )
 VERIFY_HELP = (
     "Check every block restored from donors against a checksum that was taken when it was stored; "
@@ -78,7 +77,8 @@ HIGH_WATER_HELP = (
 )
 
 # (name, type, default). The types are objects, not strings: SGLang would resolve strings in a
-# module of its own.
+# module of its own. Values are read as texts and made what they should be by `normalize`: argparse
+# would print hundreds of lines of usage before its error, and keyword arguments do not pass it.
 _FIELDS: list[tuple[str, Any, Any]] = [
     (
         "swiftcache_donors",
@@ -92,14 +92,14 @@ _FIELDS: list[tuple[str, Any, Any]] = [
     ),
     (
         "swiftcache_io_backend",
-        A[str, Arg(help=IO_BACKEND_HELP, choices=list(IO_BACKENDS)), NS("memory")],
+        A[str, Arg(help=IO_BACKEND_HELP), NS("memory")],
         "auto",
     ),
     ("swiftcache_verify", A[bool, Arg(help=VERIFY_HELP), NS("memory")], False),
-    ("swiftcache_replicas", A[int, Arg(help=REPLICAS_HELP), NS("memory")], 1),
+    ("swiftcache_replicas", A[int, Arg(help=REPLICAS_HELP, type_parser=str), NS("memory")], 1),
     (
         "swiftcache_ttl",
-        A[Optional[float], Arg(help=TTL_HELP), NS("memory")],  # noqa: UP045
+        A[Optional[float], Arg(help=TTL_HELP, type_parser=str), NS("memory")],  # noqa: UP045
         None,
     ),
     (
@@ -110,12 +110,12 @@ _FIELDS: list[tuple[str, Any, Any]] = [
     ("swiftcache_donate", A[str, Arg(help=DONATE_HELP), NS("memory")], donate_checks.OFF),
     (
         "swiftcache_low_water",
-        A[Optional[float], Arg(help=LOW_WATER_HELP), NS("memory")],  # noqa: UP045
+        A[Optional[float], Arg(help=LOW_WATER_HELP, type_parser=str), NS("memory")],  # noqa: UP045
         None,
     ),
     (
         "swiftcache_high_water",
-        A[Optional[float], Arg(help=HIGH_WATER_HELP), NS("memory")],  # noqa: UP045
+        A[Optional[float], Arg(help=HIGH_WATER_HELP, type_parser=str), NS("memory")],  # noqa: UP045
         None,
     ),
 ]
