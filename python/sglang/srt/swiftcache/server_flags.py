@@ -9,21 +9,14 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import sys
 from collections.abc import Callable, Sequence
 from typing import Any, Optional
 
 from sglang.srt.arg_groups.arg_utils import NS, A, Arg, namespace_of, resolvable_fields
 
-from sglang.srt.swiftcache import (
-    BACKEND_NAME,
-    EXIT_BAD_INPUT,
-    cpu_engine,
-    donate_checks,
-    flag_checks,
-)
+from sglang.srt.swiftcache import BACKEND_NAME, cpu_engine, donate_checks, flag_checks
 from sglang.srt.swiftcache.layer_stream import flag_checks as layer_stream_checks
-from swiftcache_tier.errors import SwiftCacheError
+from sglang.srt.swiftcache.one_line_exit import one_line_exit
 
 DONORS_HELP = (
     "Keep radix-prefix KV in memory lent by donors instead of in host RAM. SPECs: 'auto' (the "
@@ -178,13 +171,10 @@ def _one_line_errors(prepare: Callable[[Sequence[str]], Any]) -> Callable[[Seque
 
     @functools.wraps(prepare)
     def prepare_server_args(argv: Sequence[str]) -> Any:
-        try:
+        with one_line_exit():
             args = prepare(argv)
             if args.swiftcache_donors is not None:
                 flag_checks.check_command_line(argv)
             return args
-        except SwiftCacheError as error:
-            print(f"swiftcache: {error}", file=sys.stderr, flush=True)
-            raise SystemExit(EXIT_BAD_INPUT) from None
 
     return prepare_server_args
