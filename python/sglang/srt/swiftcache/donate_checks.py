@@ -5,6 +5,7 @@ Every check raises ``SwiftCacheError`` with one line: what was wrong and what to
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -178,6 +179,13 @@ def check_before(args: Any) -> None:
     )
     if not any(backends):
         args.attention_backend = CPU_BACKEND if args.device == "cpu" else GPU_BACKEND
+
+
+def lay_out_by_pages(original: Callable[[Any], None], server_args: Any) -> None:
+    """ServerArgs._handle_page_major_kv_layout: the layout that can be lent, also on the CPU."""
+    if is_on(server_args) and not turn_page_major_on(server_args):
+        return
+    original(server_args)
 
 
 def turn_page_major_on(args: Any) -> bool:
