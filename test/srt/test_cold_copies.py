@@ -152,5 +152,16 @@ def test_a_copy_waits_for_those_of_the_prefix_it_continues() -> None:
     tree.check()
 
 
+def test_what_was_computed_without_donors_gets_copies_when_one_comes() -> None:
+    tree = Tree(PAGE, pages=POOL_PAGES, policy="write_through", extent_bytes=2 * 8192)
+    for kind in range(3):
+        tree.run(conversation(kind))
+    chooser(tree).step()
+    assert copied(tree) == set()
+    tree.tier.join(1, extents=1)
+    chooser(tree).step()
+    assert copied(tree) == {0, 1, 2}
+
+
 def test_write_back_stores_what_is_evicted_as_before() -> None:
     assert new_tree(tier_pages=8, policy="write_back").cache._cold_copies is None

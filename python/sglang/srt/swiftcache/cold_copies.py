@@ -45,9 +45,10 @@ class ColdCopies:
         return False
 
     def step(self) -> None:
-        """Call at every scheduler step. Returns at once while everything has a copy."""
+        """Call at every scheduler step. Returns at once while nothing is without a copy, or
+        no donor is there."""
         now_s = time.monotonic()
-        if not self._refused or now_s < self._not_before_s:
+        if not self._refused or now_s < self._not_before_s or self._tier_tokens() == 0:
             return
         self.store_coldest()
         spent_s = time.monotonic() - now_s
