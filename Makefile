@@ -1,8 +1,10 @@
 # Each target sets up what it needs: Python 3.11 or newer, make and access to PyPI are enough.
 #   VENV    the environment that is made and used   (make VENV=/some/where test)
+#   JOBS    tests run at once            (make JOBS=4 test; a server under test takes 4 GB)
 #   PYTHON  the interpreter it is made from         (make PYTHON=python3.12 demo)
 VENV   ?= .venv
 PYTHON ?= python3
+JOBS   ?= 2
 
 SHELL := /bin/bash
 BIN   := $(VENV)/bin
@@ -27,7 +29,7 @@ demo: $(READY) ## Hold a conversation with a small model whose prefix cache lies
 	@PYTHONPATH=scripts:test $(BIN)/python -m demo
 
 test: $(READY) ## Run every test that needs no GPU
-	@$(BIN)/python -m pytest -m "not gpu" $(ARGS)
+	@$(BIN)/python -m pytest -m "not gpu" -n $(JOBS) --dist loadfile $(ARGS)
 
 test-faults: $(READY) ## Try each fault in each phase of a server, and measure the time to recover
 	@PYTHONPATH=scripts:test $(BIN)/python -m faults $(ARGS)

@@ -86,9 +86,11 @@ def _from_folder(name: str) -> KVFormat:
     try:
         config = json.loads(config_path.read_bytes())
     except (OSError, ValueError) as error:
-        raise SwiftCacheError(f"cannot read {config_path} ({error}): is it a model?") from None
+        raise SwiftCacheError(
+            f"cannot read {config_path} ({error}): name a model's folder"
+        ) from None
     if not isinstance(config, dict):
-        raise SwiftCacheError(f"{config_path} holds no JSON object: is it a model?")
+        raise SwiftCacheError(f"{config_path} holds no JSON object: name a model's folder")
     return _from_config(config_path, config.get("text_config") or config)
 
 
@@ -96,7 +98,7 @@ def _from_config(config_path: Path, config: dict[str, Any]) -> KVFormat:
     if config.get("kv_lora_rank") or set(config.get("layer_types") or ()) - {"full_attention"}:
         raise SwiftCacheError(
             f"{config_path} is of a model whose layers do not all keep plain attention KV: donor "
-            f"memory is for multi-head and grouped-query attention alone"
+            f"memory is for multi-head and grouped-query attention alone; name another model"
         )
     heads = config.get("num_attention_heads")
     hidden = config.get("hidden_size")
@@ -105,8 +107,8 @@ def _from_config(config_path: Path, config: dict[str, Any]) -> KVFormat:
     layers = config.get("num_hidden_layers")
     if not (isinstance(layers, int) and isinstance(kv_heads, int) and isinstance(head_dim, int)):
         raise SwiftCacheError(
-            f"{config_path} does not say num_hidden_layers, num_key_value_heads and head_dim: is "
-            f"it a model's?"
+            f"{config_path} does not say num_hidden_layers, num_key_value_heads and head_dim: "
+            f"name the folder of a language model"
         )
     return KVFormat(layers, kv_heads, head_dim)
 

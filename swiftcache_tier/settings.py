@@ -63,6 +63,10 @@ class Settings:
     """After a donor is lost, blocks in its memory are moved for so long. Prefixes that are still
     there then, and that no request uses, are given up."""
 
+    cold_copy_bytes_per_step: int = 1 << 30
+    """Stored in one scheduler step, at most, of what the device would evict next and what has no
+    copy yet, on a server whose donors have no room for copies of all that it has."""
+
     refill_bytes_per_step: int = 32 << 20
     """Copied in one scheduler step, at most, to give blocks the copies that they are short of."""
 

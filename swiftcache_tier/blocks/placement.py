@@ -59,7 +59,7 @@ def fits(blocks: int, copies: int, free_blocks: Sequence[int]) -> bool:
     """Whether `blocks` blocks, `copies` times each and never twice on one donor, fit into donors
     with so many free blocks. With fewer donors than copies, one on each donor is all that is asked.
     """
-    copies = min(copies, len(free_blocks))
+    copies = max(1, min(copies, len(free_blocks)))
     return sum(min(free, blocks) for free in free_blocks) >= copies * blocks
 
 

@@ -31,10 +31,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         prog="swiftcache",
         description="Lend idle memory of this machine to SGLang servers that run on it.",
     )
-    subparsers = parser.add_subparsers(metavar="COMMAND", required=True)
+    subparsers = parser.add_subparsers(metavar="COMMAND", dest="command", required=True)
     for subcommand in _SUBCOMMANDS:
         subcommand.add_parser(subparsers)
-    arguments = parser.parse_args(argv)
+    arguments, unknown = parser.parse_known_args(argv)
+    if unknown:  # said by the parser whose --help lists what is known
+        subparsers.choices[arguments.command].error(f"unrecognized arguments: {' '.join(unknown)}")
     try:
         status_code: int = arguments.run(arguments)
     except SwiftCacheError as error:

@@ -10,6 +10,8 @@ from swiftcache_tier.control.runtime_dir import default_runtime_dir
 from swiftcache_tier.errors import SwiftCacheError
 from swiftcache_tier.sizes import parse_size
 
+_PORT_MAX = 65535
+
 
 def add_runtime_dir(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
@@ -36,6 +38,22 @@ def size(text: str) -> int:
         return parse_size(text)
     except SwiftCacheError as error:
         raise argparse.ArgumentTypeError(str(error)) from None
+
+
+def count(text: str) -> int:
+    """An argument that is a whole number, 1 or more."""
+    if not (text.isdecimal() and int(text) > 0):
+        raise argparse.ArgumentTypeError(f"{text!r}: expected a whole number, 1 or more")
+    return int(text)
+
+
+def port(text: str) -> int:
+    """An argument that is a TCP port to listen on."""
+    if not (text.isdecimal() and int(text) <= _PORT_MAX):
+        raise argparse.ArgumentTypeError(
+            f"{text!r}: expected a port, 1 to {_PORT_MAX}, or 0 for any that is free"
+        )
+    return int(text)
 
 
 def seconds(text: str) -> float:

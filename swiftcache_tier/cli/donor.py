@@ -8,7 +8,7 @@ from typing import Any
 
 import uvloop
 
-from swiftcache_tier.cli.arguments import add_runtime_dir, size
+from swiftcache_tier.cli.arguments import add_runtime_dir, count, size
 from swiftcache_tier.donor.owner import leave_owners_tree, watch_owner
 from swiftcache_tier.donor.plan import DonorPlan, plan_donor
 from swiftcache_tier.donor.standalone import serve
@@ -49,7 +49,7 @@ def add_parser(subparsers: Any) -> None:
     )
     parser.add_argument(
         "--owner-pid",
-        type=int,
+        type=count,
         metavar="PID",
         help="lend to this process alone, and end when it ends; goes on in the background, after "
         "a line with its process id",

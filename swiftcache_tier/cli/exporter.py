@@ -17,7 +17,7 @@ from prometheus_client import CollectorRegistry, start_http_server
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from swiftcache_tier.cli.arguments import add_runtime_dir
+from swiftcache_tier.cli.arguments import add_runtime_dir, port
 from swiftcache_tier.cli.status import DonorReport, ask_all
 from swiftcache_tier.control.runtime_dir import check_runtime_dir
 from swiftcache_tier.errors import SwiftCacheError
@@ -34,7 +34,7 @@ def add_parser(subparsers: Any) -> None:
         description="Serve the state of all donors of the runtime directory at /metrics, until "
         "SIGTERM or SIGINT. Donors are asked at each scrape.",
     )
-    parser.add_argument("--port", type=int, default=9090, help="default: %(default)s")
+    parser.add_argument("--port", type=port, default=9090, help="default: %(default)s")
     parser.add_argument(
         "--host",
         default="127.0.0.1",
@@ -51,10 +51,11 @@ def run(arguments: argparse.Namespace) -> int:
     registry.register(DonorCollector(arguments.runtime_dir, settings))
     try:
         server, thread = start_http_server(arguments.port, arguments.host, registry)
-    except (OSError, OverflowError) as error:
+    # UnicodeError: a host such as a..b
+    except (OSError, UnicodeError) as error:
         raise SwiftCacheError(
-            f"cannot listen on {arguments.host} port {arguments.port}: {error}; choose another "
-            f"with --port or --host"
+            f"cannot listen on {arguments.host}:{arguments.port} ({error}): choose another with "
+            f"--port or --host, or end what listens there"
         ) from error
     end = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):

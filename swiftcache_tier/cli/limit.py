@@ -6,9 +6,10 @@ import argparse
 from typing import Any
 
 from swiftcache_tier.cli.arguments import add_donor, size
-from swiftcache_tier.control.messages import PROTOCOL, LimitRequest
-from swiftcache_tier.control.query import ask
+from swiftcache_tier.control.messages import PROTOCOL, LimitRequest, StatusReply
+from swiftcache_tier.control.query import ask, query_status
 from swiftcache_tier.control.runtime_dir import donor_paths
+from swiftcache_tier.errors import SwiftCacheError
 from swiftcache_tier.lease import LeaseState
 from swiftcache_tier.settings import Settings
 from swiftcache_tier.sizes import format_size
@@ -27,7 +28,8 @@ def add_parser(subparsers: Any) -> None:
         "size",
         type=_size_or_none,
         metavar="SIZE",
-        help="as in 8GiB, rounded down to whole extents; 'none' lifts the limit",
+        help="as in 8GiB, rounded down to whole extents, one at least; 0 lends nothing, 'none' "
+        "lifts the limit",
     )
     whom = parser.add_mutually_exclusive_group()
     whom.add_argument(
@@ -42,14 +44,17 @@ def add_parser(subparsers: Any) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
+    settings = Settings.from_env()
     paths = donor_paths(arguments.runtime_dir, arguments.name)
+    if arguments.size:
+        _check_an_extent_fits(arguments.size, query_status(paths, settings))
     request = LimitRequest(
         protocol=PROTOCOL,
         bytes=arguments.size,
         receiver=arguments.receiver,
         each=arguments.each,
     )
-    reply = ask(paths, request, Settings.from_env())
+    reply = ask(paths, request, settings)
     whom = arguments.receiver or ("each receiver" if arguments.each else "all receivers")
     amount = "without limit"
     if arguments.size is not None:
@@ -62,6 +67,15 @@ def run(arguments: argparse.Namespace) -> int:
         f"{format_size(reply.extents[LeaseState.RECLAIMING] * reply.extent_bytes)} of it asked back"
     )
     return 0
+
+
+def _check_an_extent_fits(size_bytes: int, donor: StatusReply) -> None:
+    """Rounded down it would be nothing, and all that is lent would be asked back."""
+    if size_bytes < donor.extent_bytes:
+        raise SwiftCacheError(
+            f"{format_size(size_bytes)} is less than one extent of {donor.name}, which are of "
+            f"{format_size(donor.extent_bytes)}: give at least so much, or 0 to let it lend nothing"
+        )
 
 
 def _size_or_none(text: str) -> int | None:

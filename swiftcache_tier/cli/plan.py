@@ -10,7 +10,7 @@ import orjson
 from rich.console import Console
 from rich.table import Table
 
-from swiftcache_tier.cli.arguments import size
+from swiftcache_tier.cli.arguments import count, size
 from swiftcache_tier.errors import SwiftCacheError
 from swiftcache_tier.settings import Settings
 from swiftcache_tier.sizes import format_size
@@ -54,7 +54,7 @@ def add_parser(subparsers: Any) -> None:
     )
     parser.add_argument(
         "--context",
-        type=int,
+        type=count,
         default=1 << 20,
         metavar="TOKENS",
         help="the longest context, beyond which auto takes no window; default: %(default)s",

@@ -5,13 +5,14 @@ from __future__ import annotations
 import re
 import shlex
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import Meta
 from msgspec.structs import replace
 
-from swiftcache_tier.control.messages import NAME_PATTERN
+from swiftcache_tier.cluster.entries import Entry, load_yaml, read_entry
+from swiftcache_tier.control.messages import NAME_FORM, NAME_PATTERN
 from swiftcache_tier.errors import SwiftCacheError
 from swiftcache_tier.sizes import parse_size
 from swiftcache_tier.spec import parse_specs
@@ -20,10 +21,31 @@ Role = Literal["receiver", "donor", "both", "none"]
 
 FIRST_PORT = 8000
 
-_Port = Annotated[int, Meta(ge=1, le=65535)]
-_Gpu = Annotated[int, Meta(ge=0)]
-_Seconds = Annotated[float, Meta(gt=0)]
-_Name = Annotated[str, Meta(pattern=NAME_PATTERN)]
+# What each value is expected to be, in words: errors say it.
+_Model = Annotated[str, Meta(min_length=1, description="a folder or a hub name")]
+_Role = Annotated[Role, Meta(description="receiver, donor, both or none")]
+_Gpu = Annotated[
+    Annotated[int, Meta(ge=0)] | None, Meta(description="the number of a GPU, such as 0")
+]
+_Port = Annotated[
+    Annotated[int, Meta(ge=1, le=65535)] | None, Meta(description="a port, 1 to 65535")
+]
+_Specs = Annotated[
+    list[str] | None, Meta(description="a list of SPECs, such as [auto] or ['host=8GiB']")
+]
+_Share = Annotated[
+    str | float | None, Meta(description="auto or a part of its KV memory, such as 0.5")
+]
+_Flags = Annotated[str, Meta(description="flags in one text, such as --page-size 16")]
+_Env = Annotated[
+    dict[str, str], Meta(description='variables with texts, such as {OMP_NUM_THREADS: "8"}')
+]
+_Device = Annotated[
+    str, Meta(pattern=r"\A(host|cuda:[0-9]+)\Z", description="host or a GPU, such as cuda:1")
+]
+_Size = Annotated[str, Meta(description="a size with its unit, such as 40GiB")]
+_Host = Annotated[str, Meta(description="an address to listen on, such as 127.0.0.1")]
+_Seconds = Annotated[float, Meta(gt=0, description="seconds, more than 0")]
 
 
 class ServerEntry(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
@@ -34,14 +56,14 @@ class ServerEntry(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     flags, as on a command line. `port` defaults to 8000 and on, in the order of the file.
     """
 
-    model: str
-    role: Role = "none"
-    gpu: _Gpu | None = None
-    port: _Port | None = None
-    donors: list[str] | None = None
-    donate: str | float | None = None
-    args: str = ""
-    env: dict[str, str] = {}
+    model: _Model
+    role: _Role = "none"
+    gpu: _Gpu = None
+    port: _Port = None
+    donors: _Specs = None
+    donate: _Share = None
+    args: _Flags = ""
+    env: _Env = {}
 
     @property
     def receives(self) -> bool:
@@ -55,8 +77,8 @@ class ServerEntry(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
 class DonorEntry(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     """One donor of plain memory: `device` is "host" or "cuda:N", `size` as in 40GiB."""
 
-    device: str
-    size: str
+    device: _Device
+    size: _Size
 
 
 class ClusterFile(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
@@ -66,11 +88,17 @@ class ClusterFile(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     `stop_timeout_s`: what they are given to end by themselves.
     """
 
-    servers: dict[_Name, ServerEntry] = {}
-    donors: dict[_Name, DonorEntry] = {}
-    host: str = "127.0.0.1"
-    args: str = ""
-    env: dict[str, str] = {}
+    servers: Annotated[
+        dict[str, ServerEntry],
+        Meta(description="a name for each server, as in chat: {model: ./folder}"),
+    ] = {}
+    donors: Annotated[
+        dict[str, DonorEntry],
+        Meta(description="a name for each donor, as in attic: {device: host, size: 8GiB}"),
+    ] = {}
+    host: _Host = "127.0.0.1"
+    args: _Flags = ""
+    env: _Env = {}
     start_timeout_s: _Seconds = 900.0
     stop_timeout_s: _Seconds = 30.0
 
@@ -82,19 +110,18 @@ def read_cluster_file(path: Path) -> ClusterFile:
     that is wrong.
     """
     try:
-        cluster = msgspec.yaml.decode(path.read_bytes(), type=ClusterFile)
+        text = path.read_bytes()
     except OSError as error:
         raise SwiftCacheError(
             f"cannot read {path} ({error.strerror}): name a YAML file that describes a cluster"
         ) from None
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise SwiftCacheError(f"{path}: {' '.join(str(error).split())}") from None
     folder = path.absolute().parent
-    servers = {
-        name: replace(server, model=_beside(folder, server.model))
-        for name, server in cluster.servers.items()
-    }
     try:
+        cluster = _cluster(load_yaml(text))
+        servers = {
+            name: replace(server, model=_beside(folder, server.model))
+            for name, server in cluster.servers.items()
+        }
         return check_cluster(replace(cluster, servers=servers))
     except SwiftCacheError as error:
         raise SwiftCacheError(f"{path}: {error}") from None
@@ -129,13 +156,31 @@ def split_args(text: str, where: str) -> list[str]:
     try:
         return shlex.split(text)
     except ValueError as error:
-        raise SwiftCacheError(f"{where}: cannot split {text!r} into flags ({error})") from None
+        raise SwiftCacheError(
+            f"{where}: cannot split {text!r} into flags ({error}): quote it as in a shell"
+        ) from None
+
+
+def _cluster(said: Any) -> ClusterFile:
+    if isinstance(said, dict):
+        servers = _named(ServerEntry, "server", said.get("servers", {}))
+        donors = _named(DonorEntry, "donor", said.get("donors", {}))
+        said = {**said, "servers": servers, "donors": donors}
+    return read_entry(ClusterFile, {} if said is None else said)  # None: nothing but comments
+
+
+def _named(kind: type[Entry], one: str, said: Any) -> Any:
+    """Entries by name; what has no names is left as it is, for its own field to refuse."""
+    if not isinstance(said, dict):
+        return said
+    for name in said:
+        if not isinstance(name, str) or not re.search(NAME_PATTERN, name):
+            raise SwiftCacheError(f"{one} name {name!r} cannot be used: expected {NAME_FORM}")
+    return {name: read_entry(kind, value, f"{one} {name!r}") for name, value in said.items()}
 
 
 def _check_donor(name: str, donor: DonorEntry) -> None:
     try:
-        if not re.fullmatch(r"host|cuda:[0-9]+", donor.device):
-            raise SwiftCacheError(f"device {donor.device!r} is not known: write host or cuda:1")
         if not parse_size(donor.size):
             raise SwiftCacheError("size 0: give it some memory, as in 40GiB")
     except SwiftCacheError as error:
@@ -144,8 +189,6 @@ def _check_donor(name: str, donor: DonorEntry) -> None:
 
 def _check_server(name: str, server: ServerEntry) -> None:
     where = f"server {name!r}"
-    if not server.model:
-        raise SwiftCacheError(f"{where} has no model: give a folder or a hub name")
     if server.model.startswith("/") and not Path(server.model).is_dir():
         raise SwiftCacheError(f"{where}: there is no folder {server.model}: correct its model")
     if server.donors is not None and not server.receives:
@@ -156,7 +199,7 @@ def _check_server(name: str, server: ServerEntry) -> None:
         raise SwiftCacheError(
             f"{where} has donate, but its role is {server.role!r}: make it donor or both"
         )
-    split_args(server.args, where)
+    split_args(server.args, f"{where}: args")
     try:
         parse_specs(server.donors)
         _check_share(server.donate)

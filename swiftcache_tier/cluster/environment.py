@@ -76,7 +76,10 @@ def _of_role(cluster: ClusterFile, role: str | None) -> ClusterFile:
     servers = {name: s for name, s in cluster.servers.items() if s.receives == master}
     donors = {} if master else cluster.donors
     if not servers and not donors:
-        raise SwiftCacheError(f"{ROLE} is {role!r}, but the cluster has nothing of that role")
+        raise SwiftCacheError(
+            f"{ROLE} is {role!r}, but the cluster has nothing of that role: unset it, or give a "
+            f"server that role"
+        )
     return replace(cluster, servers=servers, donors=donors)
 
 

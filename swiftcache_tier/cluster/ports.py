@@ -22,8 +22,9 @@ def check_ports(cluster: ClusterFile) -> None:
             with socket.socket(family, kind, protocol) as probe:
                 probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
                 probe.bind(address)
-        except OSError as error:
+        # UnicodeError: a host such as a..b
+        except (OSError, UnicodeError) as error:
             raise SwiftCacheError(
-                f"server {name!r} cannot listen on {cluster.host}:{server.port} "
-                f"({error.strerror}): end what does, or give it another port"
+                f"server {name!r} cannot listen on {cluster.host}:{server.port} ({error}): give "
+                f"it another port or host, or end what listens there"
             ) from None

@@ -137,7 +137,10 @@ def _why_not(paths: DonorPaths, number: int | None, problem: str) -> str:
         case errno.EPROTOTYPE | errno.ENOTSOCK:
             return f"{paths.door} is no donor's socket: name one that `swiftcache status` lists"
         case errno.EAGAIN:
-            return f"the donor at {paths.spec} does not take connections: it is stopped or stuck"
+            return (
+                f"the donor at {paths.spec} does not take connections: it is stopped or stuck; let "
+                f"it go on (SIGCONT) or end it"
+            )
         case _:
             return f"the donor at {paths.spec} cannot be reached: {problem}"
 

@@ -23,6 +23,9 @@ PROTOCOL: Final = 4
 NAME_PATTERN: Final = r"\A[A-Za-z0-9][A-Za-z0-9._-]{0,63}\Z"
 """Of a donor: it becomes part of a file's name."""
 
+NAME_FORM: Final = "up to 64 letters, digits, '.', '_' and '-', the first a letter or a digit"
+"""The same for people."""
+
 EXTENTS_MAX: Final = 2**16
 """Of one donor: a receiver keeps books of each."""
 

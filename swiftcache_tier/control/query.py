@@ -73,7 +73,7 @@ def named_failures(paths: DonorPaths, timeout_s: float) -> Iterator[None]:
     except TimeoutError:
         raise Unresponsive(
             f"the donor at {paths.spec} has not answered for {timeout_s:g} s: it is stopped or "
-            f"stuck"
+            f"stuck; let it go on (SIGCONT) or end it"
         ) from None
     except OSError as error:
         raise Unresponsive(

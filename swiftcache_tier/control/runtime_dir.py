@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from swiftcache_tier.control.credentials import user_name
-from swiftcache_tier.control.messages import NAME_PATTERN
+from swiftcache_tier.control.messages import NAME_FORM, NAME_PATTERN
 from swiftcache_tier.errors import SwiftCacheError
 from swiftcache_tier.spec import CONTROL_SUFFIX, DOOR_SUFFIX
 
@@ -89,10 +89,7 @@ def check_runtime_dir(path: Path) -> None:
 def donor_paths(runtime_dir: Path, name: str) -> DonorPaths:
     """Sockets of the donor `name`. Raises SwiftCacheError for a name or path that cannot be."""
     if not re.search(NAME_PATTERN, name):
-        raise SwiftCacheError(
-            f"donor name {name!r} cannot be used: expected up to 64 letters, digits, '.', '_' "
-            f"and '-', the first a letter or a digit"
-        )
+        raise SwiftCacheError(f"donor name {name!r} cannot be used: expected {NAME_FORM}")
     return donor_paths_at(runtime_dir / name)
 
 

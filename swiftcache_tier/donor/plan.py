@@ -70,7 +70,8 @@ def plan_donor(
     if extent_bytes % arena.granularity_bytes:
         raise SwiftCacheError(
             f"extent size of {extent_bytes} bytes: expected a multiple of "
-            f"{arena.granularity_bytes} bytes for device {device}"
+            f"{arena.granularity_bytes} bytes for device {device}; set --extent-size or "
+            f"SWIFTCACHE_EXTENT_BYTES, as in 32MiB"
         )
     extents = size_bytes // extent_bytes
     if extents == 0:

@@ -178,7 +178,8 @@ class DonorServer:
         if not isinstance(message, StatusRequest) and peer.uid not in (os.geteuid(), 0):
             raise MessageError(
                 ErrorCode.NOT_YOURS,
-                f"only user {user_name(os.geteuid())}, who runs this donor, may limit or drain it",
+                f"only user {user_name(os.geteuid())}, who runs this donor, may limit or drain it: "
+                f"run the command as that user",
             )
         now_s = asyncio.get_running_loop().time()
         match message:

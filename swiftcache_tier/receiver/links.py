@@ -290,7 +290,8 @@ class Links:
         if welcome.extent_bytes % granularity_bytes:
             raise SwiftCacheError(
                 f"the donor at {greeting.paths.spec} lends extents of {welcome.extent_bytes} "
-                f"bytes: expected a multiple of {granularity_bytes}"
+                f"bytes: expected a multiple of {granularity_bytes}; start it with such an "
+                f"--extent-size"
             )
         places = self._sub_ranges[kind]
         size_bytes = welcome.extents * welcome.extent_bytes

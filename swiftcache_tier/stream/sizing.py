@@ -19,6 +19,8 @@ from dataclasses import dataclass
 from swiftcache_tier.errors import SwiftCacheError
 from swiftcache_tier.sizes import format_size
 
+_MIB = 1 << 20
+
 WINDOW_SETS = 2
 """One for the layer that is computed, one for the layer that arrives."""
 
@@ -141,10 +143,14 @@ def regular_tokens_for(tokens: int, shape: StreamShape) -> int:
     return max(0, units * shape.unit_tokens - shape.page_tokens)
 
 
+def least_regular_tokens(shape: StreamShape) -> int:
+    """The least R that can be mapped."""
+    return max(regular_tokens_for(shape.unit_tokens, shape), shape.page_tokens)
+
+
 def window_limit_tokens(local_bytes: int, shape: StreamShape) -> int:
     """The largest W for which local memory is left for the least R that can be mapped."""
-    least = regular_tokens_for(shape.unit_tokens, shape)
-    rest = local_bytes - max(least, shape.page_tokens) * shape.regular_slot_bytes
+    rest = local_bytes - least_regular_tokens(shape) * shape.regular_slot_bytes
     return max(0, rest // shape.window_slot_bytes // shape.unit_tokens * shape.unit_tokens)
 
 
@@ -159,13 +165,7 @@ def plan_window(
     rest = local_bytes - window * shape.window_slot_bytes
     regular = regular_tokens_for(max(0, rest) // shape.regular_slot_bytes, shape)
     if regular == 0:
-        limit = window_limit_tokens(local_bytes, shape)
-        raise SwiftCacheError(
-            f"a layer window of {window} tokens takes "
-            f"{format_size(window * shape.window_slot_bytes)} and leaves no regular slots of "
-            f"{format_size(max(0, local_bytes))} for KV: ask for at most {limit} tokens, or give "
-            f"KV more memory (--mem-fraction-static)"
-        )
+        raise _too_little(window, max(0, local_bytes), shape)
     return StreamPlan(shape, regular, window, donor_blocks(donated_bytes, shape))
 
 
@@ -194,3 +194,24 @@ def _regular_beside(total_tokens: int, local_bytes: int, shape: StreamShape) -> 
     if gain <= 0:
         return total_tokens
     return min(total_tokens, max(0, local_bytes - total_tokens * shape.window_slot_bytes) // gain)
+
+
+def _too_little(window_tokens: int, local_bytes: int, shape: StreamShape) -> SwiftCacheError:
+    more = "(--mem-fraction-static, in a plan --memory)"
+    limit = window_limit_tokens(local_bytes, shape)
+    if window_tokens and limit:
+        return SwiftCacheError(
+            f"a layer window of {window_tokens} tokens takes "
+            f"{format_size(window_tokens * shape.window_slot_bytes)} and leaves no regular slots "
+            f"of {format_size(local_bytes)} for KV: ask for at most {limit} tokens, or give KV "
+            f"more memory {more}"
+        )
+    window = min(window_tokens, shape.unit_tokens)
+    regular = least_regular_tokens(shape)
+    least = regular * shape.regular_slot_bytes + window * shape.window_slot_bytes
+    beside = f" and a layer window of {window}" if window else ""
+    return SwiftCacheError(
+        f"{format_size(local_bytes)} for KV is too little: the least of this model that can be "
+        f"mapped, {regular} regular tokens{beside}, takes {-(-least // _MIB)} MiB; give KV so much "
+        f"or more {more}"
+    )

@@ -15,6 +15,8 @@ from support.processes import wait_until
 from support.server import Server
 
 POOL_TOKENS = 1024
+ENOUGH_BYTES = POOL_TOKENS * 1024 // 3
+"""Of KV, so that the conversations of these tests fit into it and the pool together."""
 
 
 def borrowed_bytes(server: Server) -> int:
@@ -46,19 +48,22 @@ def test_servers_that_lend_to_each_other_answer_as_stock_does(
                 assert seed.leave() == 0
                 for server in (first, second):
                     wait_until(
-                        lambda server=server: borrowed_bytes(server) > POOL_TOKENS * 1024 // 3,
+                        lambda server=server: borrowed_bytes(server) > ENOUGH_BYTES,
                         DEADLINE_S,
                         "each has borrowed from the other",
                     )
-                restored = 0
-                for server, other in ((first, second), (second, first)):
+                for server in (first, second):
                     before = donation(server)["take_backs"]
-                    turns = hold(server, at_once=True)
-                    assert outputs(turns) == expected_outputs
-                    restored += donor_tokens(turns)
+                    assert outputs(hold(server, at_once=True)) == expected_outputs
                     assert donation(server)["take_backs"] > before, "the loaded one takes back"
-                    assert donation(other)["lent_bytes"] > 0, "the idle one lends on"
-                assert restored > 0
+                    wait_until(
+                        lambda server=server: borrowed_bytes(server) > ENOUGH_BYTES,
+                        DEADLINE_S,
+                        "the other lends on, as soon as what it has cached itself is cold",
+                    )
+                    turns = hold(server)
+                    assert outputs(turns) == expected_outputs
+                    assert donor_tokens(turns) > 0
 
                 both = list(pair.map(lambda server: hold(server), (first, second)))
                 assert [outputs(turns) for turns in both] == [expected_outputs] * 2

@@ -28,7 +28,9 @@ def refusal(capsys: pytest.CaptureFixture[str], argv: list[str]) -> str:
     with pytest.raises(SystemExit) as exit_:
         prepare_server_args(argv)
     assert exit_.value.code == 2
-    (line,) = [x for x in capsys.readouterr().err.splitlines() if x.startswith("swiftcache: ")]
+    printed = capsys.readouterr().err
+    assert "usage:" not in printed
+    (line,) = [x for x in printed.splitlines() if x.startswith("swiftcache: ")]
     return line
 
 
@@ -79,6 +81,8 @@ def test_off_is_stock(tiny_model: Path) -> None:
     [
         (("--swiftcache-donate", "some"), "expected off, auto, or the fraction"),
         (("--swiftcache-donate", "1.5"), "over 0 and at most 1"),
+        (("--swiftcache-donate", "auto", "--swiftcache-low-water", "x"), "x: expected a fraction"),
+        (("--swiftcache-high-water", "much"), "much: expected a fraction"),
         (("--swiftcache-low-water", "0.1"), "no effect without --swiftcache-donate"),
         (
             ("--swiftcache-donate", "auto", "--swiftcache-low-water", "0.5"),

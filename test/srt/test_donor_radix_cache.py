@@ -336,6 +336,11 @@ class TreeMachine(RuleBasedStateMachine):
     def step(self) -> None:
         self.tree.cache.check_hicache_events()
 
+    @rule()
+    def store_coldest(self) -> None:
+        if self.tree.cache._cold_copies is not None:
+            self.tree.cache._cold_copies.store_coldest()
+
     @rule(share=st.floats(0, 1))
     def expire(self, share: float) -> None:
         """The older part of all nodes has not been used for the TTL."""

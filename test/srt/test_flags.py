@@ -34,6 +34,7 @@ def refusal(capsys: pytest.CaptureFixture[str], argv: list[str]) -> str:
     assert exit_.value.code == 2
     printed = capsys.readouterr().err
     assert "Traceback" not in printed
+    assert "usage:" not in printed
     lines = [x for x in printed.splitlines() if x.startswith("swiftcache: ")]
     assert len(lines) == 1, printed
     assert printed.rstrip().endswith(lines[0]), "the reason is not what is read last"
@@ -265,6 +266,51 @@ def test_copies_that_cannot_be(
     expected: str,
 ) -> None:
     assert expected in refusal(capsys, command_line(tiny_model, runtime_dir, *flags))
+
+
+@pytest.mark.parametrize(
+    ("flag", "values", "expected"),
+    [
+        ("replicas", ["x", "1.5", "0"], "expected 1 (no copies) to 8"),
+        ("ttl", ["abc", "-1", "inf"], "expected seconds over 0"),
+        ("io-backend", ["direct", ""], "expected auto, kernel or copy"),
+    ],
+)
+def test_values_that_are_none_are_one_line_and_no_usage(
+    tiny_model: Path,
+    runtime_dir: Path,
+    capsys: pytest.CaptureFixture[str],
+    flag: str,
+    values: list[str],
+    expected: str,
+) -> None:
+    argv = command_line(tiny_model, runtime_dir, "--swiftcache-donors")
+    for value in values:
+        line = refusal(capsys, [*argv, f"--swiftcache-{flag}={value}"])
+        assert f"--swiftcache-{flag} {value}: {expected}" in line
+
+
+def test_keyword_arguments_are_read_as_the_flags_are(tiny_model: Path, runtime_dir: Path) -> None:
+    def server_args(**fields: object) -> ServerArgs:
+        return ServerArgs(
+            model_path=str(tiny_model),
+            device="cpu",
+            attention_backend="torch_native",
+            swiftcache_donors=[],
+            swiftcache_runtime_dir=str(runtime_dir),
+            **fields,
+        )
+
+    args = server_args(swiftcache_ttl="60", swiftcache_replicas="2")
+    assert (args.swiftcache_ttl, args.swiftcache_replicas) == (60.0, 2)
+    for field, value in (
+        ("swiftcache_ttl", "abc"),
+        ("swiftcache_ttl", True),
+        ("swiftcache_replicas", 1.5),
+        ("swiftcache_io_backend", "direct"),
+    ):
+        with pytest.raises(SwiftCacheError, match=f"{value}: expected"):
+            server_args(**{field: value})
 
 
 def test_verify_without_donors_has_no_effect_and_says_so(

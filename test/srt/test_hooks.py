@@ -11,7 +11,7 @@ import pytest
 from sglang.srt.mem_cache.pool_host.mha import MHATokenToKVPoolHost
 from sglang.srt.plugins import load_plugins
 
-from sglang.srt.swiftcache import SGLANG_VERSION, hooks, startup_check
+from sglang.srt.swiftcache import SGLANG_VERSION, hooks, startup_check, tier_wiring
 from swiftcache_tier.errors import SwiftCacheError
 
 
@@ -68,14 +68,16 @@ def test_without_donors_sglang_builds_its_own_host_pool(monkeypatch: pytest.Monk
 def test_without_donors_the_other_hooks_change_nothing() -> None:
     scheduler = SimpleNamespace(tree_cache=object())
     output = SimpleNamespace(internal_state={})
-    hooks._add_tier_state(output, scheduler, None)
+    tier_wiring.add_state(output, scheduler, None)
     assert output.internal_state == {}
     indices = object(), object()
     controller = SimpleNamespace(mem_pool_host=object())
-    moved = hooks._keep_donor_indices(lambda _, *given: ("moved", *given), controller, *indices)
+    moved = tier_wiring.keep_donor_indices(
+        lambda _, *given: ("moved", *given), controller, *indices
+    )
     assert moved == ("moved", *indices)
     request = SimpleNamespace()
-    hooks._count_prefix_sources(None, SimpleNamespace(tree_cache=object(), reqs=[request]))
+    tier_wiring.count_prefix_sources(None, SimpleNamespace(tree_cache=object(), reqs=[request]))
     assert vars(request) == {}
 
 

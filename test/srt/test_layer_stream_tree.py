@@ -95,6 +95,8 @@ def test_evicted_window_nodes_come_back_without_a_copy(tree: StreamTree) -> None
     assert tree.run(prompt(1, 110)) == 108
     loaded = tree.cache.tier_pool.loaded_bytes
     assert loaded <= 28 * tree.cache.tier_pool.size_per_token, "only regular slots are copied to"
+    hits = tree.cache.tier_pool.traffic.hit_blocks_by_donor
+    assert sum(hits.values()) * tree.cache.page_size == 108, "those taken over count as well"
     tree.check()
 
 

@@ -89,7 +89,7 @@ def value(name: str, **labels: str) -> float:
 def test_bytes_are_counted_by_the_wire_that_they_went_over(server: Server) -> None:
     server.stats.requests = 1
     server.update()
-    server.traffic.hit(np.array([1, 2, 3, 12]))
+    server.traffic.load_begins(np.array([1, 2, 3, 12]))
     server.traffic.count("store", np.array([15, 16]))
     server.update()
     name = "swiftcache_nvlink_bytes_transferred_total"
@@ -185,7 +185,7 @@ def test_the_documentation_has_every_metric_with_its_labels() -> None:
 
 def test_a_cpu_server_reads_host_memory_without_pcie() -> None:
     traffic = Traffic(TwoDonors(), BLOCK_BYTES, on_gpu=False)  # type: ignore[arg-type]
-    traffic.hit(np.array([12, 13]))
+    traffic.load_begins(np.array([12, 13]))
     assert traffic.bytes_by_wire["local"]["load"] == 2 * BLOCK_BYTES
     assert traffic.bytes_by_wire["pcie"]["load"] == 0
 

@@ -96,19 +96,45 @@ def test_a_server_for_the_whole_network_is_asked_on_this_machine(read: Read) -> 
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("", ["Expected `object`"]),
+        ("", ["no servers"]),
+        ("# later", ["no servers"]),
         ("{}", ["no servers"]),
-        ("servers: [", ["cluster.yaml"]),
-        ("servers: {a: {}}", ["model", "$.servers"]),
-        ("servers: {a: {model: m, modle: m}}", ["modle"]),
-        ("servers: {a: {model: ''}}", ["'a'", "no model"]),
+        ("chat", ["expected keys (servers, donors,", "got 'chat'"]),
+        ("- chat", ["expected keys (servers, donors,", "got ['chat']"]),
+        ("servers: [", ["line 1, column 11: ", "correct the YAML there"]),
+        ("servers:\n\ta: {model: m}", ["line 2, column 1: ", "correct the YAML there"]),
+        ("\0", ["is not YAML", "name a text file"]),
+        ("args: 2026-13-01", ["is not YAML", "month"]),
+        ("server: {}", ["key 'server' is not known: expected servers, donors, host, "]),
+        ("servers:", ["servers: expected a name for each server", "got nothing"]),
+        ("servers: [{model: m}]", ["servers: expected a name for each server", "got [{'model'"]),
+        ("servers: {a: }", ["server 'a': expected keys (model, ", "got nothing"]),
+        ("servers: {a: {}}", ["server 'a': model: expected a folder or a hub name, got nothing"]),
+        (
+            "servers: {a: {model: m, modle: m}}",
+            ["server 'a': key 'modle' is not known: expected model, role, ", " args or env"],
+        ),
+        ("servers: {a: {model: ''}}", ["server 'a': model: expected a folder", "got ''"]),
         ("servers: {a: {model: /nowhere/at/all}}", ["'a'", "/nowhere/at/all"]),
         ("servers: {a: {model: ./absent}}", ["'a'", "absent"]),
-        ("servers: {a: {model: m, role: boss}}", ["boss"]),
-        ("servers: {a: {model: m, port: 70000}}", ["65535", "port"]),
-        ("servers: {a: {model: m, gpu: -1}}", ["gpu"]),
+        (
+            "servers: {a: {model: m, role: boss}}",
+            ["'a': role: expected receiver, donor", "got 'boss'"],
+        ),
+        ("servers: {a: {model: m, port: 70000}}", ["'a': port: ", "1 to 65535, got 70000"]),
+        ("servers: {a: {model: m, gpu: -1}}", ["'a': gpu: expected the number of a GPU", "got -1"]),
+        ("servers: {a: {model: m, gpu: one}}", ["'a': gpu: expected the number", "got 'one'"]),
+        ("servers: {a: {model: m, args: [--x]}}", ["'a': args: expected flags in one text"]),
+        ("servers: {a: {model: m, env: {N: 8}}}", ["'a': env: expected variables", "{'N': 8}"]),
+        ("servers: {a: &a {model: m, donors: [*a]}}", ["'a': donors: expected a list of SPECs"]),
+        (
+            "servers: {a: {model: m}, a: {model: n}}",
+            ["line 1: 'a' is there twice, first in line 1"],
+        ),
+        ("servers:\n  a:\n    model: m\n    model: n", ["line 4: 'model'", "first in line 3"]),
         ("servers: {a: {model: m, port: 8001}, b: {model: m}}", ["'a'", "'b'", "8001"]),
-        ("servers: {a b: {model: m}}", ["$.servers"]),
+        ("servers: {a b: {model: m}}", ["server name 'a b'", "expected up to 64 letters"]),
+        ("servers: {1: {model: m}}", ["server name 1 ", "expected up to 64 letters"]),
         ("servers: {a: {model: m, args: '--x \"'}}", ["'a'", "split"]),
         ("{args: '\"', servers: {a: {model: m}}}", ["args", "split"]),
         ("servers: {a: {model: m, donors: [auto]}}", ["'a'", "'none'", "receiver"]),
@@ -117,10 +143,15 @@ def test_a_server_for_the_whole_network_is_asked_on_this_machine(read: Read) -> 
         ("servers: {a: {model: m, role: donor, donate: 1.5}}", ["'a'", "1.5"]),
         ("servers: {a: {model: m, role: donor, donate: much}}", ["'a'", "'much'"]),
         ("{donors: {a: {device: host, size: 1GiB}}, servers: {a: {model: m}}}", ["'a'"]),
-        ("donors: {d: {device: gpu1, size: 1GiB}}", ["'d'", "'gpu1'", "cuda:1"]),
+        ("donors: {d: {device: gpu1, size: 1GiB}}", ["donor 'd': device: ", "cuda:1, got 'gpu1'"]),
+        ("donors: {d: {device: host, size: 1}}", ["donor 'd': size: expected", "40GiB, got 1"]),
+        ("donors: {d: {device: host}}", ["donor 'd': size: expected", "got nothing"]),
         ("donors: {d: {device: host, size: big}}", ["'d'", "'big'"]),
         ("donors: {d: {device: host, size: '0'}}", ["'d'", "size 0"]),
-        ("{start_timeout_s: 0, servers: {a: {model: m}}}", ["start_timeout_s"]),
+        (
+            "{start_timeout_s: 0, servers: {a: {model: m}}}",
+            ["start_timeout_s: expected seconds", "got 0"],
+        ),
     ],
 )
 def test_what_is_wrong_is_said_in_one_line_with_the_file(
@@ -132,6 +163,17 @@ def test_what_is_wrong_is_said_in_one_line_with_the_file(
     assert "\n" not in line
     for word in ("cluster.yaml", *words):
         assert word in line
+
+
+def test_entries_may_be_shared_within_the_file(read: Read) -> None:
+    cluster = read(
+        "servers:\n"
+        "  a: &a {model: m, gpu: 0, args: --x}\n"
+        "  b: {<<: *a, gpu: 1}\n"
+        "  c: {<<: *a, gpu: 2}"
+    )
+    found = {name: (server.args, server.gpu) for name, server in cluster.servers.items()}
+    assert found == {"a": ("--x", 0), "b": ("--x", 1), "c": ("--x", 2)}
 
 
 def test_a_file_that_is_not_there() -> None:

@@ -6,6 +6,7 @@ import json
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 from dataclasses import replace
@@ -29,6 +30,40 @@ def test_what_is_no_command_is_said_in_one_line(swiftcache: Any, words: list[str
     assert done.stderr.startswith("swiftcache: ")
     assert done.stderr.count("\n") == 1
     assert "--help" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["exporter", "--port", "x"], ["--port: 'x': expected a port, 1 to 65535"]),
+        (["exporter", "--port", "70000"], ["--port: '70000': expected a port"]),
+        (["exporter", "--host", "a..b"], ["cannot listen on a..b:9090", "--host"]),
+        (["top", "--interval", "x"], ["--interval x", "see swiftcache top --help"]),
+        (["plan", "--pairs", "--context", "0"], ["--context: '0': expected a whole number"]),
+        (["donor", "--owner-pid", "me"], ["--owner-pid: 'me': expected a whole number"]),
+        (["drain", "a", "--wait", "long"], ["--wait: 'long': expected seconds"]),
+        (["limit", "a", "little"], ["SIZE: 'little' is not a size", "40GiB"]),
+    ],
+)
+def test_values_that_are_none_are_said_in_one_line(
+    swiftcache: Any, words: list[str], said: list[str]
+) -> None:
+    done = swiftcache(*words)
+    assert done.returncode == 2
+    assert done.stderr.startswith("swiftcache: ")
+    assert done.stderr.count("\n") == 1
+    for word in said:
+        assert word in done.stderr
+
+
+def test_a_port_that_is_taken_is_said_in_one_line(swiftcache: Any) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        done = swiftcache("exporter", "--port", str(port))
+    assert done.returncode == 2
+    assert done.stderr.startswith(f"swiftcache: cannot listen on 127.0.0.1:{port} (")
+    assert "choose another with --port" in done.stderr
+    assert done.stderr.count("\n") == 1
 
 
 def test_the_command_starts_light_and_with_one_thread(child_env: Any, settings: Any) -> None:

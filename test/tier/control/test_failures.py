@@ -192,6 +192,25 @@ def test_memory_that_is_not_given_back_in_time_is_degraded_until_it_is(
     assert receiver("bytes_seen") == [0x00, 0x77]
 
 
+def test_a_limit_under_one_extent_is_refused_and_asks_nothing_back(
+    start_donor: Any, start_receiver: Any, swiftcache: Any
+) -> None:
+    donor = start_donor("a", "4MiB")
+    start_receiver("first", donor.spec)
+    for whom in ([], ["--each"], ["--receiver", "first"]):
+        done = swiftcache("limit", "a", "512KiB", *whom)
+        assert done.returncode == 2
+        assert "512 KiB is less than one extent of a, which are of 1 MiB" in done.stderr
+        assert "or 0 to let it lend nothing" in done.stderr
+    status = donor.status()
+    assert (status.limit_bytes, status.each_limit_bytes) == (None, None)
+    assert donor.extents("lent") == 4
+    done = swiftcache("limit", "a", "2.5MiB")
+    assert "at most 2 MiB (2 extents)" in done.stdout
+    assert swiftcache("limit", "a", "0").returncode == 0
+    assert donor.status().limit_bytes == 0
+
+
 def test_degraded_memory_is_free_when_its_holder_has_ended(
     start_donor: Any, start_receiver: Any, swiftcache: Any, settings: Any, wait_for: Any
 ) -> None:

@@ -64,7 +64,14 @@ def test_pairs_of_chosen_models(plan: Any) -> None:
         (["--receiver", "Qwen3-8B", "--memory", "1GiB", "--donor", "toaster"], ["'toaster'"]),
         (["--receiver", "Qwen3-8B", "--memory", "1GiB", "--donor", "X=1GiB"], ["'X=1GiB'"]),
         (["--receiver", "Qwen3-8B", "--memory", "1GiB", "--donor", "Qwen3-8B=1MiB"], ["36 MiB"]),
-        (["--receiver", "Qwen3-8B", "--memory", "1MiB", "--donor", "host=1GiB"], ["no regular"]),
+        (
+            ["--receiver", "Qwen3-8B", "--memory", "1MiB", "--donor", "host=1GiB"],
+            ["too little", "142 MiB", "--memory"],
+        ),
+        (
+            ["--receiver=Qwen3-8B", "--memory=160MiB", "--donor=host=1GiB", "--layer-stream=8192"],
+            ["layer window of 8192 tokens", "at most 2048 tokens"],
+        ),
         (
             ["--receiver", "Qwen3-32B,page=512", "--memory", "1GiB", "--donor", "host=64MiB"],
             ["no block of 128 MiB", "--page-size"],

@@ -81,7 +81,14 @@ def test_a_lost_copy_is_dropped_and_a_lost_block_becomes_its_copy() -> None:
 
 @pytest.mark.parametrize(
     ("blocks", "copies", "free", "expected"),
-    [(2, 2, [2, 2], True), (3, 2, [2, 4], False), (1, 2, [9], True), (4, 3, [9], True)],
+    [
+        (2, 2, [2, 2], True),
+        (3, 2, [2, 4], False),
+        (1, 2, [9], True),
+        (4, 3, [9], True),
+        (1, 1, [], False),
+        (1, 2, [], False),
+    ],
 )
 def test_fits(blocks: int, copies: int, free: list[int], expected: bool) -> None:
     assert fits(blocks, copies, free) is expected

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -52,6 +54,20 @@ def test_a_window_that_leaves_nothing_is_refused_in_one_line() -> None:
     assert "leaves no regular slots" in line
     assert f"at most {window_limit_tokens(GIB, QWEN3_8B)} tokens" in line
     assert "\n" not in line
+
+
+@pytest.mark.parametrize(
+    ("window", "beside"), [(0, "1008 regular tokens, "), (4096, "and a layer window of 1024, ")]
+)
+def test_too_little_memory_for_any_pool_says_how_much_is_enough(window: int, beside: str) -> None:
+    with pytest.raises(SwiftCacheError, match="100 MiB for KV is too little") as caught:
+        plan_window(window, 100 << 20, [GIB], QWEN3_8B)
+    assert beside in str(caught.value)
+    (enough,) = re.findall(r"takes (\d+) MiB", str(caught.value))
+    least_window = min(window, QWEN3_8B.unit_tokens)
+    assert plan_window(least_window, int(enough) << 20, [GIB], QWEN3_8B).regular_tokens == 1008
+    with pytest.raises(SwiftCacheError):
+        plan_window(least_window, int(enough) - 1 << 20, [GIB], QWEN3_8B)
 
 
 @given(shapes, st.integers(0, 1 << 40), st.integers(1, 1 << 22))

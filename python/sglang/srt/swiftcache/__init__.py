@@ -13,6 +13,9 @@ installed ``sglang`` package and overwrites no file of it.
 ``model_check``             model families that are not covered
 ``plugin``                  entry point of SGLang's plugin framework: hooks and cache backend
 ``hooks``                   the one list of hooks on SGLang, each with its reason
+``tier_wiring``             what the hooks of the tier call
+``donation_wiring``         what the hooks of lending call
+``pool_wiring``             which KV pool and allocator a server gets
 ``startup_check``           the server does not start unless every hook took
 ``donor_kv_cache``          ``DonorKVCache``: the host pool whose slots are donor blocks
 ``paths``                   kernels or copy engines, operation by operation

@@ -5,6 +5,7 @@ Every check raises ``SwiftCacheError`` with one line: what was wrong and what to
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -127,28 +128,28 @@ def water_marks(args: Any) -> WaterMarks:
     given = {"low": args.swiftcache_low_water, "high": args.swiftcache_high_water}
     marks = {name: value for name, value in given.items() if value is not None}
     if args.swiftcache_donate != AUTO:
-        try:
-            marks["most"] = float(args.swiftcache_donate)
-        except ValueError:
-            raise SwiftCacheError(
-                f"--swiftcache-donate {args.swiftcache_donate}: expected off, auto, or the "
-                "fraction of the KV pool that may be lent, as in 0.5"
-            ) from None
+        marks["most"] = _fraction(
+            "--swiftcache-donate",
+            args.swiftcache_donate,
+            "off, auto, or the fraction of the KV pool that may be lent, as in 0.5",
+        )
     return WaterMarks(**marks)
 
 
 def normalize(args: Any) -> None:
-    """Bring the field into one form, and refuse water marks that mark nothing."""
+    """Bring the fields into one form, and refuse water marks that mark nothing."""
     word = str(args.swiftcache_donate).strip().lower()
     # a key of a YAML file may arrive as a boolean
     args.swiftcache_donate = {"false": OFF, "none": OFF, "true": AUTO}.get(word, word)
-    if is_on(args):
-        return
-    for flag in ("low", "high"):
-        if getattr(args, f"swiftcache_{flag}_water") is not None:
+    for mark in ("low", "high"):
+        field, flag = f"swiftcache_{mark}_water", f"--swiftcache-{mark}-water"
+        value = getattr(args, field)
+        if value is None:
+            continue
+        setattr(args, field, _fraction(flag, value, "a fraction of the KV pool, as in 0.2"))
+        if not is_on(args):
             raise SwiftCacheError(
-                f"--swiftcache-{flag}-water has no effect without --swiftcache-donate: add the one "
-                "or drop the other"
+                f"{flag} has no effect without --swiftcache-donate: add the one or drop the other"
             )
 
 
@@ -180,6 +181,13 @@ def check_before(args: Any) -> None:
         args.attention_backend = CPU_BACKEND if args.device == "cpu" else GPU_BACKEND
 
 
+def lay_out_by_pages(original: Callable[[Any], None], server_args: Any) -> None:
+    """ServerArgs._handle_page_major_kv_layout: the layout that can be lent, also on the CPU."""
+    if is_on(server_args) and not turn_page_major_on(server_args):
+        return
+    original(server_args)
+
+
 def turn_page_major_on(args: Any) -> bool:
     """Have the KV pool laid out page by page. Returns whether SGLang's own check is to follow.
 
@@ -196,3 +204,10 @@ def turn_page_major_on(args: Any) -> bool:
     args.enable_page_major_kv_layout = True
     # SGLang's check knows the layout on CUDA alone; on the CPU the pool sees to it itself.
     return bool(args.device != "cpu")
+
+
+def _fraction(flag: str, value: Any, expected: str) -> float:
+    try:
+        return float(str(value))
+    except ValueError:
+        raise SwiftCacheError(f"{flag} {value}: expected {expected}") from None

@@ -265,7 +265,7 @@ class DonorKVCache(HostKVCache):
         """
         operation = self._resolve(host_indices, device_indices)
         if layer_id == 0:
-            self.traffic.hit(self.blocks_of(host_indices))
+            self.traffic.load_begins(self.blocks_of(host_indices))
         (operation.rest if layer_id else operation.first).gather(layer_id)
         if layer_id == self.layer_num - 1 and not self._on_gpu:
             self.traffic.load_has_ended()

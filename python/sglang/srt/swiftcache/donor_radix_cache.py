@@ -9,6 +9,7 @@ import torch
 from sglang.srt.mem_cache.hiradix_cache import HiRadixCache
 
 from sglang.srt.swiftcache.audit import Audit
+from sglang.srt.swiftcache.cold_copies import ColdCopies
 from sglang.srt.swiftcache.donor_kv_cache import DonorKVCache
 from sglang.srt.swiftcache.expiry import Expiry
 from sglang.srt.swiftcache.refill import Refiller
@@ -31,15 +32,20 @@ class DonorRadixCache(HiRadixCache):
 
     HiCache's seam is kept: ``node.value`` is device slots, ``node.host_value`` donor slots; write
     policies, load-back and eviction (LRU in both tiers) are the parent's. Added here: donors join
-    and leave while the server runs, and what lies in their memory follows (``vacate``).
+    and leave while the server runs, and what lies in their memory follows (``vacate``); and where
+    they lend little, what has a copy there is chosen (``cold_copies``).
     """
 
     token_to_kv_pool_host: DonorKVCache
+    chooses_copies = True
 
     def __init__(self, params: CacheInitParams, server_args: ServerArgs) -> None:
         self.stats = TierStats()
+        self._cold_copies: ColdCopies | None = None
         super().__init__(params=params, server_args=server_args)
         self._vacater = Vacater(self)
+        if self.chooses_copies and self.cache_controller.write_policy != "write_back":
+            self._cold_copies = ColdCopies(self, self._vacater)
         checksums = self.tier_pool.checksums
         self._verifier = None if checksums is None else LoadVerifier(self, self._vacater, checksums)
         replicas = self.tier_pool.replicas
@@ -71,6 +77,8 @@ class DonorRadixCache(HiRadixCache):
         super().check_hicache_events()
         self.tier_pool.tier.poll()
         self._vacater.step()
+        if self._cold_copies is not None:
+            self._cold_copies.step()
         if self._refiller is not None:
             self._refiller.step()
         if self._expiry is not None:
@@ -83,6 +91,12 @@ class DonorRadixCache(HiRadixCache):
             self._metrics.step()
 
     def write_backup(self, node: TreeNode, write_back: bool = False) -> int:
+        if self._cold_copies is not None and not self._cold_copies.admits(len(node.value)):
+            return 0
+        return self.store_copy(node, write_back)
+
+    def store_copy(self, node: TreeNode, write_back: bool = False) -> int:
+        """Begin to store a node on donors, after its ancestors. Returns tokens, 0 for no room."""
         # The parent evicts when a node does not fit. It does not fit either while its copies do
         # not; what eviction leaves without room is then stored with fewer.
         if self.tier_pool.replicas is not None and not self.tier_pool.has_room(len(node.value)):

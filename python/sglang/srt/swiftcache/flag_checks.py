@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from swiftcache_tier.spec import DonorSpec
 
 REPLICAS_MAX = 8
+IO_BACKENDS = ("auto", "kernel", "copy")
 
 # HiCache's own sizing and layout: donors decide both. Values are what ServerArgs defaults to.
 _HOST_TIER_FLAGS = {
@@ -121,7 +122,13 @@ _CONFLICTS = (
 
 
 def normalize(args: Any) -> None:
-    """Bring the field into one form: ``None`` (off) or a list of SPECs, ``[]`` meaning auto."""
+    """Bring the fields into one form, whether they come from flags, YAML or keyword arguments.
+
+    The donors are then ``None`` (off) or a list of SPECs, ``[]`` meaning auto.
+
+    Raises:
+        SwiftCacheError: a value that is none, a flag that does nothing without donors.
+    """
     donors = args.swiftcache_donors
     if isinstance(donors, str):
         donors = donors.split()
@@ -135,6 +142,12 @@ def normalize(args: Any) -> None:
     if args.swiftcache_runtime_dir is not None:
         # the scheduler process may run elsewhere
         args.swiftcache_runtime_dir = str(Path(args.swiftcache_runtime_dir).absolute())
+    if args.swiftcache_io_backend not in IO_BACKENDS:
+        raise SwiftCacheError(
+            f"--swiftcache-io-backend {args.swiftcache_io_backend}: expected auto, kernel or copy"
+        )
+    args.swiftcache_replicas = _replicas(args.swiftcache_replicas)
+    args.swiftcache_ttl = _ttl_s(args.swiftcache_ttl)
     if args.swiftcache_donors is not None:
         return
     lends = donate_checks.is_on(args)
@@ -171,7 +184,6 @@ def check_before(args: Any) -> None:
         if getattr(args, field) != default:
             raise _host_tier_flag(field)
     _check_replicas(args.swiftcache_replicas, parse_specs(args.swiftcache_donors))
-    _check_ttl(args.swiftcache_ttl)
     json_wanted()  # a format that is none is refused now, not in the scheduler process
     startup_check.check()
     # written back, so that the scheduler process and /server_info have the directory that counts
@@ -201,25 +213,40 @@ def check_after(args: Any) -> None:
     )
 
 
-def _check_replicas(replicas: int, specs: Sequence[DonorSpec]) -> None:
+def _replicas(value: Any) -> int:
+    try:
+        replicas = int(str(value))
+    except ValueError:
+        replicas = 0
     if not 1 <= replicas <= REPLICAS_MAX:
         raise SwiftCacheError(
-            f"--swiftcache-replicas {replicas}: expected 1 (no copies) to {REPLICAS_MAX}"
+            f"--swiftcache-replicas {value}: expected 1 (no copies) to {REPLICAS_MAX}"
         )
+    return replicas
+
+
+def _ttl_s(value: Any) -> float | None:
+    if value is None:
+        return None
+    try:
+        ttl_s = float(str(value))
+    except ValueError:
+        ttl_s = math.nan
+    if not (math.isfinite(ttl_s) and ttl_s > 0):
+        raise SwiftCacheError(
+            f"--swiftcache-ttl {value}: expected seconds over 0; drop the flag to keep prefixes "
+            "until their memory is needed"
+        )
+    return ttl_s
+
+
+def _check_replicas(replicas: int, specs: Sequence[DonorSpec]) -> None:
     # `auto` may find any number of donors, now and later.
     donors = [spec for spec in specs if spec.kind != "auto"]
     if len(donors) == len(specs) and len(donors) < replicas:
         raise SwiftCacheError(
             f"--swiftcache-replicas {replicas} with {len(donors)} donor SPEC(s): copies lie on "
             f"different donors, so name at least {replicas} donors or ask for fewer copies"
-        )
-
-
-def _check_ttl(ttl_s: float | None) -> None:
-    if ttl_s is not None and not (math.isfinite(ttl_s) and ttl_s > 0):
-        raise SwiftCacheError(
-            f"--swiftcache-ttl {ttl_s:g}: expected seconds over 0; drop the flag to keep prefixes "
-            "until their memory is needed"
         )
 
 

@@ -1,25 +1,30 @@
 """Every hook on SGLang, in one list.
 
-Each entry says what it is for and what to check when the pinned version moves. They are installed
-through SGLang's own registry, which only logs a hook that failed; ``startup_check`` turns that
-into a server that does not start. A hook does nothing unless ``--swiftcache-donors`` or
-``--swiftcache-donate`` is given.
+Each entry says what it is for and what to check when the pinned version moves; what it does is
+written with the part that it serves. They are installed through SGLang's own registry, which only
+logs a hook that failed; ``startup_check`` turns that into a server that does not start. A hook does
+nothing unless ``--swiftcache-donors`` or ``--swiftcache-donate`` is given.
+
+Every process of a server imports this list, and ``--help`` does: the wrappers import what is heavy
+when they are called.
 """
 
 from __future__ import annotations
 
-import dataclasses
-import functools
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from sglang.srt.plugins.hook_registry import HookType
 
-from sglang.srt.swiftcache import donate_checks
-from sglang.srt.swiftcache.layer_stream import wiring
-
-if TYPE_CHECKING:
-    from sglang.srt.swiftcache.donation import Donation
+from sglang.srt.swiftcache import (
+    donate_checks,
+    donation_wiring,
+    model_check,
+    pool_wiring,
+    tier_wiring,
+    ttft,
+)
+from sglang.srt.swiftcache.layer_stream import wiring as stream_wiring
 
 
 class Hook(NamedTuple):
@@ -39,213 +44,11 @@ class Hook(NamedTuple):
     on_upgrade: str
 
 
-def _host_pool_class(original: Callable[[Any], type], device_pool: Any) -> type:
-    from sglang.srt.runtime_context import get_server_args
-
-    if get_server_args().swiftcache_donors is None:
-        return original(device_pool)
-    from sglang.srt.swiftcache.donor_kv_cache import DonorKVCache
-
-    return DonorKVCache
-
-
-def _keep_donor_indices(
-    original: Callable[..., Any], controller: Any, host_indices: Any, device_indices: Any
-) -> Any:
-    from sglang.srt.swiftcache.donor_kv_cache import DonorKVCache
-
-    if isinstance(controller.mem_pool_host, DonorKVCache):
-        return host_indices, device_indices
-    return original(controller, host_indices, device_indices)
-
-
-def _add_tier_state(output: Any, scheduler: Any, *_: Any) -> None:
-    from sglang.srt.swiftcache.donor_radix_cache import DonorRadixCache
-
-    if isinstance(scheduler.tree_cache, DonorRadixCache):
-        output.internal_state["swiftcache"] = scheduler.tree_cache.status()
-    donation = _donation(scheduler)
-    if donation is not None:
-        output.internal_state.setdefault("swiftcache", {})["donation"] = donation.status()
-
-
-def _donation(scheduler: Any) -> Donation | None:
-    """What the scheduler lends of its own memory; None if it does not."""
-    return getattr(scheduler, "swiftcache_donation", None)
-
-
-def _serve_as_donor(original: Callable[[Any], None], scheduler: Any) -> None:
-    from sglang.srt.swiftcache import donate_checks
-
-    if not donate_checks.is_on(scheduler.server_args):
-        original(scheduler)
-        return
-    from sglang.srt.swiftcache.donation import Donation
-    from sglang.srt.swiftcache.one_line_exit import one_line_exit
-
-    with one_line_exit():
-        scheduler.swiftcache_donation = Donation(scheduler)
-    try:
-        original(scheduler)
-    finally:
-        scheduler.swiftcache_donation.close()
-
-
-def _lend_and_take_back(
-    original: Callable[..., Any], scheduler: Any, running_batch: Any, last_batch: Any
-) -> Any:
-    donation = _donation(scheduler)
-    if donation is not None:
-        donation.step(running_batch)
-        if donation.holds_decode(running_batch, last_batch):
-            return _no_batch(running_batch)
-    return original(scheduler, running_batch=running_batch, last_batch=last_batch)
-
-
-def _hold_admission(original: Callable[..., Any], scheduler: Any, running_batch: Any) -> Any:
-    donation = _donation(scheduler)
-    if donation is not None and donation.holds_prefill(running_batch):
-        return _no_batch(running_batch)
-    return original(scheduler, running_batch)
-
-
-def _no_batch(running_batch: Any) -> Any:
-    from sglang.srt.managers.schedule_batch import NextBatchPlan
-
-    return NextBatchPlan(batch_to_run=None, running_batch=running_batch)
-
-
-def _leave_lent_out_of_usage(stats: Any, observer: Any) -> Any:
-    held = getattr(observer.token_to_kv_pool_allocator, "held_tokens", 0)
-    if not held:
-        return None
-    used = stats.full_num_used - held
-    owned = max(1, observer.max_total_num_tokens - held)
-    return dataclasses.replace(stats, full_num_used=used, full_token_usage=used / owned)
-
-
-def _account_for_lent(
-    original: Callable[..., Any], checker: Any, stats: Any, uncached: int = 0
-) -> Any:
-    held = getattr(checker.token_to_kv_pool_allocator, "held_tokens", 0)
-    return original(checker, stats, uncached + held)
-
-
-def _count_prefix_sources(_: Any, batch: Any, *__: Any) -> None:
-    from sglang.srt.swiftcache.donor_radix_cache import DonorRadixCache
-
-    if isinstance(batch.tree_cache, DonorRadixCache):
-        batch.tree_cache.stats.count_requests(batch.reqs)
-
-
-def _refuse_uncovered_model(server_args: Any) -> None:
-    from sglang.srt.swiftcache import donate_checks
-
-    flag = "--swiftcache-donors" if server_args.swiftcache_donors is not None else None
-    flag = "--swiftcache-donate" if donate_checks.is_on(server_args) else flag
-    if flag is not None:
-        from sglang.srt.swiftcache.model_check import check_model
-
-        check_model(server_args.get_model_config(), flag)
-
-
-def _lay_out_by_pages(original: Callable[[Any], None], server_args: Any) -> None:
-    from sglang.srt.swiftcache import donate_checks
-
-    if donate_checks.is_on(server_args) and not donate_checks.turn_page_major_on(server_args):
-        return
-    original(server_args)
-
-
-def _build_elastic_pool(original: Callable[..., Any], configurator: Any, **kwargs: Any) -> Any:
-    from sglang.srt.swiftcache import donate_checks
-    from sglang.srt.swiftcache.one_line_exit import one_line_exit
-
-    if donate_checks.is_on(configurator.server_args):
-        from sglang.srt.swiftcache.elastic_pool import ElasticKVPool
-
-        kwargs["mha_pool_class"] = ElasticKVPool
-    with one_line_exit():
-        return original(configurator, **kwargs)
-
-
-def _build_elastic_allocator(
-    original: Callable[..., Any], configurator: Any, *, token_to_kv_pool: Any, **kwargs: Any
-) -> Any:
-    from sglang.srt.swiftcache import donate_checks
-
-    allocator = original(configurator, token_to_kv_pool=token_to_kv_pool, **kwargs)
-    if donate_checks.is_on(configurator.server_args):
-        from sglang.srt.swiftcache.elastic_allocator import ElasticAllocator
-
-        return ElasticAllocator(allocator, token_to_kv_pool)
-    return allocator
-
-
-# SGLang warns of two hooks around one function. No server has both pools: the flags exclude it.
-
-
-def _build_pool(original: Callable[..., Any], configurator: Any, **kwargs: Any) -> Any:
-    elastic = functools.partial(_build_elastic_pool, original)
-    return wiring.build_pool(elastic, configurator, **kwargs)
-
-
-def _build_allocator(original: Callable[..., Any], configurator: Any, **kwargs: Any) -> Any:
-    elastic = functools.partial(_build_elastic_allocator, original)
-    return wiring.build_allocator(elastic, configurator, **kwargs)
-
-
-def _watch_scheduler(_: Any, scheduler: Any) -> None:
-    from sglang.srt.swiftcache.donor_radix_cache import DonorRadixCache
-
-    if isinstance(scheduler.tree_cache, DonorRadixCache):
-        scheduler.tree_cache.watch(scheduler)
-
-
-def _has_swiftcache(server_args: Any) -> bool:
-    return server_args.swiftcache_donors is not None or donate_checks.is_on(server_args)
-
-
-def _has_ttft(tokenizer_manager: Any) -> bool:
-    return tokenizer_manager.enable_metrics and _has_swiftcache(tokenizer_manager.server_args)
-
-
-def _register_ttft(_: Any, tokenizer_manager: Any) -> None:
-    if _has_ttft(tokenizer_manager):
-        from sglang.srt.swiftcache import ttft
-
-        tokenizer_manager.swiftcache_ttft = ttft.register(tokenizer_manager.server_args)
-
-
-def _mark_warm_up(tokenizer_manager: Any, obj: Any, request: Any = None) -> None:
-    # only SGLang's server warms up by HTTP: an Engine, which stays "starting", passes no request
-    if request is None or not _has_swiftcache(tokenizer_manager.server_args):
-        return
-    from sglang.srt.managers.tokenizer_manager import ServerStatus
-
-    from sglang.srt.swiftcache import ttft
-
-    ttft.mark_warm_up(obj, tokenizer_manager.server_status == ServerStatus.Starting)
-
-
-def _observe_ttft(
-    original: Callable[..., None], tokenizer_manager: Any, state: Any, recv_obj: Any, i: int
-) -> None:
-    seen = state.ttft_observed
-    original(tokenizer_manager, state, recv_obj, i)
-    if seen or not state.ttft_observed or not _has_ttft(tokenizer_manager):
-        return
-    from sglang.srt.swiftcache import ttft
-
-    if not ttft.is_warm_up(recv_obj.rids[i]):
-        tokenizer_manager.swiftcache_ttft.observe(state.time_stats.get_first_token_latency())
-
-
 HOOKS = (
     Hook(
         "sglang.srt.server_args.ServerArgs._handle_model_specific_adjustments",
         HookType.BEFORE,
-        _refuse_uncovered_model,
+        model_check.refuse_uncovered_model,
         reason="SGLang adjusts itself to some model families, and fails on them, before the model "
         "is known to anyone else",
         on_upgrade="still the first to read the model's config, with model_path resolved",
@@ -253,14 +56,14 @@ HOOKS = (
     Hook(
         "sglang.srt.server_args.ServerArgs._handle_page_major_kv_layout",
         HookType.AROUND,
-        _lay_out_by_pages,
+        donate_checks.lay_out_by_pages,
         reason="the flag turns the page-major layout on, also on the CPU, which SGLang refuses",
         on_upgrade="runs after the attention backends are resolved; which backends it allows",
     ),
     Hook(
         "sglang.srt.mem_cache.kv_cache_configurator.KVCacheConfigurator._build_mha_kv_pool",
         HookType.AROUND,
-        _build_pool,
+        pool_wiring.build_pool,
         reason="SGLang names the pool's class itself: one for a server that lends, another for "
         "one with a layer window",
         on_upgrade="still builds plain MHA pools only, mha_pool_class(size, page_size=, ...)",
@@ -269,7 +72,7 @@ HOOKS = (
         "sglang.srt.mem_cache.kv_cache_configurator.KVCacheConfigurator"
         "._build_token_to_kv_pool_allocator",
         HookType.AROUND,
-        _build_allocator,
+        pool_wiring.build_allocator,
         reason="SGLang names the allocator's class itself",
         on_upgrade="still builds a PagedTokenToKVPoolAllocator, from which nothing is allocated "
         "before it returns; all arguments by keyword, with token_to_kv_pool and "
@@ -279,7 +82,7 @@ HOOKS = (
     Hook(
         "sglang.srt.mem_cache.pool_host.mha.get_mha_host_pool_cls",
         HookType.AROUND,
-        _host_pool_class,
+        tier_wiring.host_pool_class,
         reason="HiRadixCache builds its host pool itself, from the class this function names",
         on_upgrade="HiRadixCache.__init__: still calls it, with (pool, ratio, size, page_size, "
         "layout, allocator_type=)",
@@ -287,7 +90,7 @@ HOOKS = (
     Hook(
         "sglang.srt.managers.cache_controller.HiCacheController.move_indices",
         HookType.AROUND,
-        _keep_donor_indices,
+        tier_wiring.keep_donor_indices,
         reason="donor blocks are looked up on the host: their indices must not go to the GPU, from "
         "where reading them back would wait for it",
         on_upgrade="still the only place where start_loading and start_writing move indices",
@@ -295,21 +98,21 @@ HOOKS = (
     Hook(
         "sglang.srt.managers.scheduler.Scheduler.get_internal_state",
         HookType.AFTER,
-        _add_tier_state,
+        tier_wiring.add_state,
         reason="/server_info has no place for a cache backend's own state",
         on_upgrade="still returns an output whose internal_state is a plain dict",
     ),
     Hook(
         "sglang.srt.managers.schedule_batch.ScheduleBatch.prepare_for_extend",
         HookType.AFTER,
-        _count_prefix_sources,
+        tier_wiring.count_prefix_sources,
         reason="only here is it known which tier each request's prefix came from",
         on_upgrade="still sets req.cached_tokens_device / _host on a request's first chunk",
     ),
     Hook(
         "sglang.srt.managers.scheduler.Scheduler.init_watch_dog_memory_saver_input_blocker",
         HookType.AFTER,
-        _watch_scheduler,
+        tier_wiring.watch_scheduler,
         reason="the cache backend is not given the scheduler, whose queues the watchdog reads",
         on_upgrade="called on the scheduler thread with the tree cache in place; state_dump reads "
         "running_batch, last_batch, result_queue, chunked_req, waiting_queue and forward_ct",
@@ -317,14 +120,14 @@ HOOKS = (
     Hook(
         "sglang.srt.managers.tokenizer_manager.TokenizerManager.init_metric_collector_watchdog",
         HookType.AFTER,
-        _register_ttft,
+        ttft.register,
         reason="a histogram of the HTTP process must exist before the first request",
         on_upgrade="still called once, by the constructor, after PROMETHEUS_MULTIPROC_DIR is set",
     ),
     Hook(
         "sglang.srt.managers.tokenizer_manager.TokenizerManager.generate_request",
         HookType.BEFORE,
-        _mark_warm_up,
+        ttft.mark_warm_up,
         reason="the server's warm-up looks like any other request, and is not to be counted",
         on_upgrade="still called with the fastapi request by HTTP endpoints only; server_status is "
         "Starting until the warm-up is over",
@@ -332,63 +135,63 @@ HOOKS = (
     Hook(
         "sglang.srt.managers.tokenizer_manager.TokenizerManager.collect_metrics",
         HookType.AROUND,
-        _observe_ttft,
+        ttft.observe,
         reason="only the HTTP process knows the time to first token that the client sees",
         on_upgrade="still sets state.ttft_observed at the first token; recv_obj.rids exists",
     ),
     Hook(
         "sglang.srt.mem_cache.kv_cache_configurator.KVCacheConfigurator.config_from_budget",
         HookType.AROUND,
-        wiring.size_pool,
+        stream_wiring.size_pool,
         reason="the pool reports R + W tokens, of which the budget pays for R and two sets of W",
         on_upgrade="still the one place that turns bytes into max_total_num_tokens",
     ),
     Hook(
         "sglang.srt.model_executor.model_runner.ModelRunner.alloc_memory_pool",
         HookType.AFTER,
-        wiring.attach_streamer,
+        stream_wiring.attach_streamer,
         reason="model.forward must be wrapped when the pool exists and no graph is captured yet",
         on_upgrade="still between load_model and the capture of graphs; runners call model.forward",
     ),
     Hook(
         "sglang.srt.model_executor.model_runner.ModelRunner.forward",
         HookType.AROUND,
-        wiring.run_forward,
+        stream_wiring.run_forward,
         reason="the plan goes up on the forward's stream, before a graph is replayed",
         on_upgrade="still called on the forward stream, for graphs and eager forwards alike",
     ),
     Hook(
         "sglang.srt.managers.scheduler.Scheduler.run_batch",
         HookType.AROUND,
-        wiring.run_batch,
+        stream_wiring.run_batch,
         reason="the last place before a forward where the requests of the batch are known",
         on_upgrade="still launches the forward; seq_lens_cpu counts the new tokens",
     ),
     Hook(
         "sglang.srt.mem_cache.allocation.alloc_for_extend",
         HookType.AFTER,
-        wiring.note_extend,
+        stream_wiring.note_extend,
         reason="which request got which pages is known here alone without reading the device",
         on_upgrade="still allocates in the order of batch.reqs, with req_pool_idx assigned",
     ),
     Hook(
         "sglang.srt.mem_cache.allocation.alloc_for_decode",
         HookType.AFTER,
-        wiring.note_decode,
+        stream_wiring.note_decode,
         reason="as above",
         on_upgrade="still one token each, in the order of batch.reqs, before seq_lens grow",
     ),
     Hook(
         "sglang.srt.managers.schedule_policy.PrefillAdder.add_one_req",
         HookType.AROUND,
-        wiring.add_one_req,
+        stream_wiring.add_one_req,
         reason="SGLang counts slots of both kinds as one; a request that streams slows all others",
         on_upgrade="still returns AddReqResult; rem_total_token_offset is what is reserved",
     ),
     Hook(
         "sglang.srt.managers.scheduler.Scheduler.update_running_batch",
         HookType.AROUND,
-        wiring.update_running_batch,
+        stream_wiring.update_running_batch,
         reason="where SGLang retracts for want of memory, requests are retracted for lost homes",
         on_upgrade="its own retraction: release_req, filter_batch, _add_request_to_queue",
     ),
@@ -396,7 +199,7 @@ HOOKS = (
         "sglang.srt.model_executor.runner.decode_cuda_graph_runner.DecodeCudaGraphRunner."
         "capture_one_shape",
         HookType.AROUND,
-        wiring.capture_shape,
+        stream_wiring.capture_shape,
         reason="each decode graph is captured with the copies and without",
         on_upgrade="still captures one graph under the key of (size, stream, variant_label)",
     ),
@@ -404,7 +207,7 @@ HOOKS = (
         "sglang.srt.model_executor.runner.decode_cuda_graph_runner.DecodeCudaGraphRunner."
         "_make_graph_key",
         HookType.AROUND,
-        wiring.graph_key,
+        stream_wiring.graph_key,
         reason="chooses between the two at replay",
         on_upgrade="still makes the key at capture and at replay, from the variant's label",
     ),
@@ -412,21 +215,21 @@ HOOKS = (
         "sglang.srt.model_executor.runner.prefill_cuda_graph_runner.PrefillCudaGraphRunner."
         "can_run_graph",
         HookType.AROUND,
-        wiring.can_run_prefill_graph,
+        stream_wiring.can_run_prefill_graph,
         reason="prefill graphs have no copies in them",
         on_upgrade="still decides between graph and eager prefill",
     ),
     Hook(
         "sglang.srt.managers.scheduler.Scheduler.run_event_loop",
         HookType.AROUND,
-        _serve_as_donor,
+        donation_wiring.serve_as_donor,
         reason="the donor is to be found as soon as requests are, and to end with the scheduler",
         on_upgrade="still called once, in the scheduler process, after graphs were captured",
     ),
     Hook(
         "sglang.srt.managers.scheduler.Scheduler.get_next_batch_to_run",
         HookType.AROUND,
-        _lend_and_take_back,
+        donation_wiring.lend_and_take_back,
         reason="once a step, outside of free groups and before prefixes are matched; and a decode "
         "step that would evict or retract waits for memory on its way back",
         on_upgrade="called at every step, idle ones too, with (running_batch=, last_batch=); what "
@@ -435,7 +238,7 @@ HOOKS = (
     Hook(
         "sglang.srt.managers.scheduler.Scheduler.get_new_batch_prefill",
         HookType.AROUND,
-        _hold_admission,
+        donation_wiring.hold_admission,
         reason="the head of the queue waits for memory on its way back, rather than evict",
         on_upgrade="still the only way to a prefill batch, and may return a plan without one",
     ),
@@ -443,7 +246,7 @@ HOOKS = (
         "sglang.srt.managers.scheduler_components.pool_stats_observer"
         ".SchedulerPoolStatsObserver._get_token_info",
         HookType.AFTER,
-        _leave_lent_out_of_usage,
+        donation_wiring.leave_lent_out_of_usage,
         reason="lent pages are not used, and not there to be used",
         on_upgrade="still used = total - available - evictable; who reads full_token_usage",
     ),
@@ -451,7 +254,7 @@ HOOKS = (
         "sglang.srt.managers.scheduler_components.invariant_checker"
         ".SchedulerInvariantChecker._check_full_pool",
         HookType.AROUND,
-        _account_for_lent,
+        donation_wiring.account_for_lent,
         reason="lent pages are held, not leaked",
         on_upgrade="still adds `uncached` to what is accounted for, in the idle and the busy check",
     ),

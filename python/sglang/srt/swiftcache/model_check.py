@@ -4,7 +4,16 @@ from __future__ import annotations
 
 from typing import Any
 
+from sglang.srt.swiftcache import donate_checks
 from swiftcache_tier.errors import SwiftCacheError
+
+
+def refuse_uncovered_model(server_args: Any) -> None:
+    """ServerArgs._handle_model_specific_adjustments: before SGLang adjusts itself to the model."""
+    flag = "--swiftcache-donors" if server_args.swiftcache_donors is not None else None
+    flag = "--swiftcache-donate" if donate_checks.is_on(server_args) else flag
+    if flag is not None:
+        check_model(server_args.get_model_config(), flag)
 
 
 def check_model(config: Any, flag: str) -> None:

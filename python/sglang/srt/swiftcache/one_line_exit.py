@@ -1,4 +1,4 @@
-"""How a process that SGLang has started ends on an error of the user's."""
+"""How a server's processes end on an error of the user's."""
 
 from __future__ import annotations
 

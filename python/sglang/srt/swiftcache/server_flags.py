@@ -9,23 +9,14 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import sys
 from collections.abc import Callable, Sequence
 from typing import Any, Optional
 
 from sglang.srt.arg_groups.arg_utils import NS, A, Arg, namespace_of, resolvable_fields
 
-from sglang.srt.swiftcache import (
-    BACKEND_NAME,
-    EXIT_BAD_INPUT,
-    cpu_engine,
-    donate_checks,
-    flag_checks,
-)
+from sglang.srt.swiftcache import BACKEND_NAME, cpu_engine, donate_checks, flag_checks
 from sglang.srt.swiftcache.layer_stream import flag_checks as layer_stream_checks
-from swiftcache_tier.errors import SwiftCacheError
-
-IO_BACKENDS = ("auto", "kernel", "copy")
+from sglang.srt.swiftcache.one_line_exit import one_line_exit
 
 DONORS_HELP = (
     "Keep radix-prefix KV in memory lent by donors instead of in host RAM. SPECs: 'auto' (the "
@@ -39,7 +30,8 @@ RUNTIME_DIR_HELP = (
 )
 IO_BACKEND_HELP = (
     "What moves KV between this GPU and donors: 'kernel' (on the SMs), 'copy' (the copy engines) "
-    "or 'auto' (what was faster when measured at start, by size). Without effect on a CPU."
+    "or 'auto' (the default: what was faster when measured at start, by size). Without effect on a "
+    "CPU."
 )
 VERIFY_HELP = (
     "Check every block restored from donors against a checksum that was taken when it was stored; "
@@ -78,7 +70,8 @@ HIGH_WATER_HELP = (
 )
 
 # (name, type, default). The types are objects, not strings: SGLang would resolve strings in a
-# module of its own.
+# module of its own. Values are read as texts and made what they should be by `normalize`: argparse
+# would print hundreds of lines of usage before its error, and keyword arguments do not pass it.
 _FIELDS: list[tuple[str, Any, Any]] = [
     (
         "swiftcache_donors",
@@ -92,14 +85,14 @@ _FIELDS: list[tuple[str, Any, Any]] = [
     ),
     (
         "swiftcache_io_backend",
-        A[str, Arg(help=IO_BACKEND_HELP, choices=list(IO_BACKENDS)), NS("memory")],
+        A[str, Arg(help=IO_BACKEND_HELP), NS("memory")],
         "auto",
     ),
     ("swiftcache_verify", A[bool, Arg(help=VERIFY_HELP), NS("memory")], False),
-    ("swiftcache_replicas", A[int, Arg(help=REPLICAS_HELP), NS("memory")], 1),
+    ("swiftcache_replicas", A[int, Arg(help=REPLICAS_HELP, type_parser=str), NS("memory")], 1),
     (
         "swiftcache_ttl",
-        A[Optional[float], Arg(help=TTL_HELP), NS("memory")],  # noqa: UP045
+        A[Optional[float], Arg(help=TTL_HELP, type_parser=str), NS("memory")],  # noqa: UP045
         None,
     ),
     (
@@ -110,12 +103,12 @@ _FIELDS: list[tuple[str, Any, Any]] = [
     ("swiftcache_donate", A[str, Arg(help=DONATE_HELP), NS("memory")], donate_checks.OFF),
     (
         "swiftcache_low_water",
-        A[Optional[float], Arg(help=LOW_WATER_HELP), NS("memory")],  # noqa: UP045
+        A[Optional[float], Arg(help=LOW_WATER_HELP, type_parser=str), NS("memory")],  # noqa: UP045
         None,
     ),
     (
         "swiftcache_high_water",
-        A[Optional[float], Arg(help=HIGH_WATER_HELP), NS("memory")],  # noqa: UP045
+        A[Optional[float], Arg(help=HIGH_WATER_HELP, type_parser=str), NS("memory")],  # noqa: UP045
         None,
     ),
 ]
@@ -182,13 +175,10 @@ def _one_line_errors(prepare: Callable[[Sequence[str]], Any]) -> Callable[[Seque
 
     @functools.wraps(prepare)
     def prepare_server_args(argv: Sequence[str]) -> Any:
-        try:
+        with one_line_exit():
             args = prepare(argv)
             if args.swiftcache_donors is not None:
                 flag_checks.check_command_line(argv)
             return args
-        except SwiftCacheError as error:
-            print(f"swiftcache: {error}", file=sys.stderr, flush=True)
-            raise SystemExit(EXIT_BAD_INPUT) from None
 
     return prepare_server_args

@@ -24,7 +24,8 @@ class TierStats:
     ``blocks_saved_by_copies`` were in memory that was asked back, lost or corrupt, and became one
     of their copies (``--swiftcache-replicas``). ``corrupt_blocks`` were not what had been stored,
     and became misses unless a copy was right (``verify``). ``expired_tokens`` were forgotten by
-    ``--swiftcache-ttl``.
+    ``--swiftcache-ttl``. ``cold_copy_tokens`` were stored when they had become cold, in a tier with
+    no room for copies of all that is on the device, and ``forgotten_copy_tokens`` made room there.
     """
 
     requests: int = 0
@@ -36,6 +37,8 @@ class TierStats:
     expired_tokens: int = 0
     corrupt_blocks: int = 0
     blocks_saved_by_copies: int = 0
+    cold_copy_tokens: int = 0
+    forgotten_copy_tokens: int = 0
 
     @property
     def lost_blocks(self) -> int:
@@ -68,4 +71,6 @@ class TierStats:
             "expired_tokens": self.expired_tokens,
             "corrupt_blocks": self.corrupt_blocks,
             "blocks_saved_by_copies": self.blocks_saved_by_copies,
+            "cold_copy_tokens": self.cold_copy_tokens,
+            "forgotten_copy_tokens": self.forgotten_copy_tokens,
         }

@@ -36,15 +36,19 @@ class Traffic:
         self.bytes_by_donor: dict[str, dict[Direction, int]] = {}
         """By name, those that are gone included."""
         self.hit_blocks_by_donor: dict[str, int] = {}
-        """Blocks that were loaded because a request's prefix lay in them."""
+        """Blocks that a request's prefix lay in: loaded, or taken over by a layer window."""
         self.load_seconds: deque[float] = deque(maxlen=KEPT_DURATIONS)
         """Of the loads that finished since a reader last emptied it."""
         self._load_start_s = 0.0
 
-    def hit(self, blocks: np.ndarray) -> None:
+    def load_begins(self, blocks: np.ndarray) -> None:
         """``blocks``, ids int64 [n], are loaded for a request, from now on."""
         self._load_start_s = time.perf_counter()
         self.count("load", blocks)
+        self.hit(blocks)
+
+    def hit(self, blocks: np.ndarray) -> None:
+        """A request's prefix lies in ``blocks``, ids int64 [n]; that alone moves no byte."""
         names = self._tier.donor_names()
         for key, count in _counts(self._tier.donor_of(blocks)):
             name = names[key]

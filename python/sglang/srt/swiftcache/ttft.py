@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import uuid
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from sglang.srt.swiftcache import donate_checks
 from sglang.srt.swiftcache.tier_stats import WARM_UP_RID_PREFIX
 
 if TYPE_CHECKING:
@@ -18,8 +20,45 @@ BUCKETS_S = (
 )
 
 
-def register(server_args: Any) -> Histogram:
-    """Make the histogram, at zero. Once per process, where SGLang makes its own metrics."""
+def register(_: Any, manager: Any) -> None:
+    """TokenizerManager.init_metric_collector_watchdog: the histogram, at zero."""
+    if _is_measured(manager):
+        manager.swiftcache_ttft = _histogram(manager.server_args)
+
+
+def mark_warm_up(manager: Any, obj: Any, request: Any = None) -> None:
+    """TokenizerManager.generate_request: SGLang's own warm-up, before it is up, gets a name."""
+    # only SGLang's server warms up by HTTP: an Engine, which stays "starting", passes no request
+    if request is None or not _has_swiftcache(manager.server_args):
+        return
+    from sglang.srt.managers.tokenizer_manager import ServerStatus
+
+    single = isinstance(obj.text, str) or (
+        isinstance(obj.input_ids, list) and isinstance(next(iter(obj.input_ids), None), int)
+    )
+    if manager.server_status == ServerStatus.Starting and obj.rid is None and single:
+        obj.rid = f"{WARM_UP_RID_PREFIX}{uuid.uuid4().hex}"
+
+
+def observe(original: Callable[..., None], manager: Any, state: Any, recv_obj: Any, i: int) -> None:
+    """TokenizerManager.collect_metrics: it sees the first token."""
+    seen = state.ttft_observed
+    original(manager, state, recv_obj, i)
+    if seen or not state.ttft_observed or not _is_measured(manager):
+        return
+    if not recv_obj.rids[i].startswith(WARM_UP_RID_PREFIX):
+        manager.swiftcache_ttft.observe(state.time_stats.get_first_token_latency())
+
+
+def _is_measured(manager: Any) -> bool:
+    return manager.enable_metrics and _has_swiftcache(manager.server_args)
+
+
+def _has_swiftcache(server_args: Any) -> bool:
+    return server_args.swiftcache_donors is not None or donate_checks.is_on(server_args)
+
+
+def _histogram(server_args: Any) -> Histogram:
     from prometheus_client import Histogram
 
     labels = server_args.extra_metric_labels or {}
@@ -31,16 +70,3 @@ def register(server_args: Any) -> Histogram:
         buckets=buckets,
     )
     return histogram.labels(**labels) if labels else histogram
-
-
-def mark_warm_up(request: Any, server_is_starting: bool) -> None:
-    """Give SGLang's own warm-up request, the one that comes before the server is up, a name."""
-    single = isinstance(request.text, str) or (
-        isinstance(request.input_ids, list) and isinstance(next(iter(request.input_ids), None), int)
-    )
-    if server_is_starting and request.rid is None and single:
-        request.rid = f"{WARM_UP_RID_PREFIX}{uuid.uuid4().hex}"
-
-
-def is_warm_up(rid: str) -> bool:
-    return rid.startswith(WARM_UP_RID_PREFIX)

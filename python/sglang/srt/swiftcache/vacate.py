@@ -99,7 +99,7 @@ class Vacater:
             return False
         cache = self._cache
         for node in nodes:
-            self._forget_copy(node)
+            self.forget_copy(node)
             cache.evictable_leaves.discard(node)
             cache.evictable_host_leaves.discard(node)
         parent = root.parent
@@ -108,6 +108,14 @@ class Vacater:
             cache._update_leaf_status(parent)
             cache._update_host_leaf_status(parent)
         return True
+
+    def forget_copy(self, node: TreeNode) -> None:
+        """Free the donor blocks of a node. One below it that has a copy would be out of reach."""
+        if node.host_value is None:
+            return
+        self._cache._record_remove_event(node, medium=StorageMedium.CPU)
+        self._cache.cache_controller.evict_host(node.host_value)
+        node.host_value = None
 
     def _has_copy(self, node: TreeNode) -> bool:
         """False once the node was evicted or dropped to make room for a hotter one."""
@@ -223,16 +231,9 @@ class Vacater:
                     self.drop_subtree(below)
             for below in reversed(nodes):
                 if not below.evicted and below.host_value is not None:
-                    self._forget_copy(below)
+                    self.forget_copy(below)
                     self._cache._update_host_leaf_status(below)
         return tokens // self._cache.tier_pool.page_size
-
-    def _forget_copy(self, node: TreeNode) -> None:
-        if node.host_value is None:
-            return
-        self._cache._record_remove_event(node, medium=StorageMedium.CPU)
-        self._cache.cache_controller.evict_host(node.host_value)
-        node.host_value = None
 
 
 def subtree(root: TreeNode) -> Iterator[TreeNode]:

@@ -150,7 +150,7 @@ class StreamVacater(Vacater):
                 and all(cache.is_window(n) or n.host_value is None for n in below)
             ):
                 tokens -= len(node.host_value)
-                self._forget_copy(node)
+                self.forget_copy(node)
                 cache._update_host_leaf_status(node)
 
     def _vacate_homes(self) -> None:
@@ -238,7 +238,7 @@ class StreamVacater(Vacater):
             elif cache.is_window(below):
                 cache.drop_window_node(below)
             else:
-                self._forget_copy(below)
+                self.forget_copy(below)
                 cache._update_host_leaf_status(below)
                 if drop:
                     cache._evict_regular(below)

@@ -171,6 +171,7 @@ class WindowLoader:
         """Put a node that lives on donors on window slots: its blocks become their homes."""
         cache = self._cache
         blocks = cache.tier_pool.blocks_of(node.host_value)
+        cache.tier_pool.traffic.hit(blocks)
         pages = cache.allocator.book.take_window(len(blocks))
         cache.homes.move_in(pages, blocks)
         node.value = cache.allocator.slots_of(pages)

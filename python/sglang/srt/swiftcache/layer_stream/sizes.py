@@ -14,7 +14,7 @@ from swiftcache_tier.receiver.offered import offered_bytes
 from swiftcache_tier.settings import Settings
 from swiftcache_tier.spec import parse_specs
 from swiftcache_tier.stream import StreamPlan, plan_auto, plan_window, regular_tokens_for
-from swiftcache_tier.stream.sizing import SLOT_OVERHEAD_BYTES, StreamShape
+from swiftcache_tier.stream.sizing import SLOT_OVERHEAD_BYTES, StreamShape, least_regular_tokens
 
 logger = logging.getLogger(__name__)
 
@@ -73,7 +73,8 @@ def plan_pool(
         if regular == 0:
             raise SwiftCacheError(
                 f"--max-total-tokens {args.max_total_tokens} leaves no regular slots: beside a "
-                f"layer window at least {shape.unit_tokens} are needed for this model"
+                f"layer window this model needs {least_regular_tokens(shape)} or more; raise it "
+                "or drop it"
             )
         plan = replace(plan, regular_tokens=regular)
     logger.info("SwiftCache layer stream: %s", plan)

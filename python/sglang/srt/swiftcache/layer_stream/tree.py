@@ -45,6 +45,7 @@ class StreamRadixCache(DonorRadixCache):
     """Prefix KV on the device, in the window and on donors. Scheduler thread only."""
 
     token_to_kv_pool_allocator: StreamAllocator
+    chooses_copies = False  # a node on window slots has its content on donors in any case
 
     def __init__(self, params: CacheInitParams, server_args: ServerArgs) -> None:
         self._homes: HomeKeeper | None = None

@@ -1,0 +1,77 @@
+"""What the hooks of lending call: each does nothing to a server that does not lend."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from sglang.srt.swiftcache import donate_checks
+from sglang.srt.swiftcache.one_line_exit import one_line_exit
+
+if TYPE_CHECKING:
+    from sglang.srt.swiftcache.donation import Donation
+
+
+def donation_of(scheduler: Any) -> Donation | None:
+    """What the scheduler lends of its own memory; None if it does not."""
+    return getattr(scheduler, "swiftcache_donation", None)
+
+
+def serve_as_donor(original: Callable[[Any], None], scheduler: Any) -> None:
+    """Scheduler.run_event_loop: a donor beside it, for as long as it runs."""
+    if not donate_checks.is_on(scheduler.server_args):
+        original(scheduler)
+        return
+    from sglang.srt.swiftcache.donation import Donation
+
+    with one_line_exit():
+        scheduler.swiftcache_donation = Donation(scheduler)
+    try:
+        original(scheduler)
+    finally:
+        scheduler.swiftcache_donation.close()
+
+
+def lend_and_take_back(
+    original: Callable[..., Any], scheduler: Any, running_batch: Any, last_batch: Any
+) -> Any:
+    """Scheduler.get_next_batch_to_run: once a step, and no decode that memory is awaited for."""
+    donation = donation_of(scheduler)
+    if donation is not None:
+        donation.step(running_batch)
+        if donation.holds_decode(running_batch, last_batch):
+            return _no_batch(running_batch)
+    return original(scheduler, running_batch=running_batch, last_batch=last_batch)
+
+
+def hold_admission(original: Callable[..., Any], scheduler: Any, running_batch: Any) -> Any:
+    """Scheduler.get_new_batch_prefill: no prefill that memory is awaited for."""
+    donation = donation_of(scheduler)
+    if donation is not None and donation.holds_prefill(running_batch):
+        return _no_batch(running_batch)
+    return original(scheduler, running_batch)
+
+
+def _no_batch(running_batch: Any) -> Any:
+    from sglang.srt.managers.schedule_batch import NextBatchPlan
+
+    return NextBatchPlan(batch_to_run=None, running_batch=running_batch)
+
+
+def leave_lent_out_of_usage(stats: Any, observer: Any) -> Any:
+    """SchedulerPoolStatsObserver._get_token_info: of what is the server's own now."""
+    held = getattr(observer.token_to_kv_pool_allocator, "held_tokens", 0)
+    if not held:
+        return None
+    used = stats.full_num_used - held
+    owned = max(1, observer.max_total_num_tokens - held)
+    return dataclasses.replace(stats, full_num_used=used, full_token_usage=used / owned)
+
+
+def account_for_lent(
+    original: Callable[..., Any], checker: Any, stats: Any, uncached: int = 0
+) -> Any:
+    """SchedulerInvariantChecker._check_full_pool: lent pages count as held."""
+    held = getattr(checker.token_to_kv_pool_allocator, "held_tokens", 0)
+    return original(checker, stats, uncached + held)

@@ -1,0 +1,167 @@
+"""Which nodes have copies where donors lend less than the device pool holds twice over."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from sglang.srt.swiftcache.cold_copies import ColdCopies
+from support.kv_tree import Tree
+
+PAGE = 4
+POOL_PAGES = 16
+PAGE_BYTES = 512
+
+
+def new_tree(tier_pages: int, policy: str = "write_through") -> Tree:
+    tree = Tree(PAGE, pages=POOL_PAGES, policy=policy, extent_bytes=tier_pages * PAGE_BYTES)
+    assert tree.tier.block_bytes == PAGE_BYTES
+    tree.tier.join(1, extents=1)
+    assert tree.tier.total_blocks == tier_pages
+    return tree
+
+
+def chooser(tree: Tree) -> ColdCopies:
+    found = tree.cache._cold_copies
+    assert found is not None
+    return found
+
+
+def conversation(kind: int, pages: int = 4) -> list[int]:
+    return [100 + kind] * (pages * PAGE)
+
+
+def hold(tree: Tree, conversations: int, rounds: int) -> int:
+    """Take turns; returns the tokens of the last round that were there already."""
+    for _ in range(rounds):
+        cached = 0
+        for kind in range(conversations):
+            found = tree.run(conversation(kind))
+            assert found is not None
+            cached += found
+            tree.cache.check_hicache_events()  # what was stored is complete
+            chooser(tree).store_coldest()
+            tree.cache.check_hicache_events()
+            tree.check()
+    return cached
+
+
+def test_a_tier_smaller_than_the_device_pool_adds_half_of_itself_to_it() -> None:
+    tree = new_tree(tier_pages=8)
+    # 20 pages in turns, LRU in both tiers: a cache of fewer would have none of them
+    assert hold(tree, conversations=5, rounds=4) == 5 * 4 * PAGE
+    assert tree.cache.tier_pool.loaded_bytes > 0
+    assert tree.cache.stats.cold_copy_tokens > 0
+
+
+def test_a_tier_as_large_as_the_device_pool_adds_half_of_itself_to_it() -> None:
+    tree = new_tree(tier_pages=16)
+    assert hold(tree, conversations=6, rounds=4) == 6 * 4 * PAGE
+
+
+def test_everything_has_a_copy_at_once_while_there_is_room() -> None:
+    tree = new_tree(tier_pages=8)
+    tree.run(conversation(0))
+    tree.run(conversation(1))
+    assert tree.tier.used_blocks == 8
+    assert all(node.backuped for node in tree.nodes())
+    assert tree.cache.stats.cold_copy_tokens == 0
+    tree.run(conversation(2))
+    assert [node.backuped for node in sorted(tree.nodes(), key=lambda n: n.last_access_time)] == [
+        True,
+        True,
+        False,
+    ]
+
+
+def test_everything_has_a_copy_at_once_in_a_tier_of_twice_the_device_pool() -> None:
+    tree = new_tree(tier_pages=2 * POOL_PAGES)
+    for _ in range(2):
+        for kind in range(9):  # 36 pages
+            tree.run(conversation(kind))
+            tree.cache.check_hicache_events()
+            assert all(node.backuped for node in tree.nodes())
+    assert tree.cache.stats.cold_copy_tokens == tree.cache.stats.forgotten_copy_tokens == 0
+
+
+def copied(tree: Tree) -> set[int]:
+    """Conversations, of one node each, that have a copy."""
+    return {node.key.token_ids[0] - 100 for node in tree.nodes() if node.backuped}
+
+
+def test_the_hottest_copies_make_room_for_the_coldest() -> None:
+    tree = new_tree(tier_pages=8)
+    for kind in (0, 1, 2, 3, 0, 1):
+        tree.run(conversation(kind))
+    assert copied(tree) == {0, 1}
+    tree.cache.check_hicache_events()
+    chooser(tree).store_coldest()
+    assert copied(tree) == {0, 2}
+    assert tree.cache.stats.forgotten_copy_tokens == 4 * PAGE
+    assert tree.cache.stats.cold_copy_tokens == 4 * PAGE
+    tree.cache.check_hicache_events()
+    tree.check()
+
+
+def test_a_step_stores_no_more_than_it_may() -> None:
+    tree = new_tree(tier_pages=8)
+    pool = tree.cache.tier_pool
+    pool.settings = replace(pool.settings, cold_copy_bytes_per_step=1)
+    tree.run(conversation(0))
+    tree.run(conversation(1))
+    for kind in (2, 3):
+        tree.run(conversation(kind, pages=2))
+    tree.run(conversation(0))
+    tree.run(conversation(1))
+    for stored in (1, 2):
+        tree.cache.check_hicache_events()
+        chooser(tree).store_coldest()
+        assert tree.cache.stats.cold_copy_tokens == stored * 2 * PAGE, "a node is the least"
+    assert copied(tree) == {0, 2, 3}
+    tree.cache.check_hicache_events()
+    tree.check()
+
+
+def test_what_was_used_too_seldom_for_the_policy_gets_no_copy() -> None:
+    tree = new_tree(tier_pages=8, policy="write_through_selective")
+    for kind in (0, 1, 0, 1, 2, 3, 3, 0, 1):
+        tree.run(conversation(kind))
+    assert copied(tree) == {0, 1}
+    tree.cache.check_hicache_events()
+    chooser(tree).store_coldest()
+    assert copied(tree) == {0, 1}, "2 is the coldest"
+    tree.run(conversation(2))
+    chooser(tree).store_coldest()
+    assert copied(tree) == {0, 3}, "3 is, and has been used twice"
+    tree.cache.check_hicache_events()
+    tree.check()
+
+
+def test_a_copy_waits_for_those_of_the_prefix_it_continues() -> None:
+    tree = new_tree(tier_pages=8)
+    tree.run(conversation(0))
+    tree.run(conversation(1))
+    tree.run(conversation(2, pages=2))
+    tree.run(conversation(2, pages=2) + conversation(3, pages=1))
+    tree.run(conversation(2, pages=2) + conversation(4, pages=1))
+    tree.run(conversation(0))
+    tree.run(conversation(1))
+    tree.cache.check_hicache_events()
+    chooser(tree).store_coldest()
+    assert copied(tree) == {0, 2, 3, 4}
+    tree.cache.check_hicache_events()
+    tree.check()
+
+
+def test_what_was_computed_without_donors_gets_copies_when_one_comes() -> None:
+    tree = Tree(PAGE, pages=POOL_PAGES, policy="write_through", extent_bytes=2 * 8192)
+    for kind in range(3):
+        tree.run(conversation(kind))
+    chooser(tree).step()
+    assert copied(tree) == set()
+    tree.tier.join(1, extents=1)
+    chooser(tree).step()
+    assert copied(tree) == {0, 1, 2}
+
+
+def test_write_back_stores_what_is_evicted_as_before() -> None:
+    assert new_tree(tier_pages=8, policy="write_back").cache._cold_copies is None
