@@ -38,10 +38,7 @@ def hold(tree: Tree, conversations: int, rounds: int) -> int:
             found = tree.run(conversation(kind))
             assert found is not None
             cached += found
-            tree.cache.check_hicache_events()  # what was stored is complete
-            chooser(tree).store_coldest()
-            tree.cache.check_hicache_events()
-            tree.check()
+            look(tree, times=2)
     return cached
 
 
@@ -81,6 +78,15 @@ def test_everything_has_a_copy_at_once_in_a_tier_of_twice_the_device_pool() -> N
             tree.cache.check_hicache_events()
             assert all(node.backuped for node in tree.nodes())
     assert tree.cache.stats.cold_copy_tokens == tree.cache.stats.forgotten_copy_tokens == 0
+
+
+def look(tree: Tree, times: int) -> None:
+    """Choose again, with all that was stored complete."""
+    for _ in range(times):
+        tree.cache.check_hicache_events()
+        chooser(tree).store_coldest()
+    tree.cache.check_hicache_events()
+    tree.check()
 
 
 def copied(tree: Tree) -> set[int]:
@@ -145,11 +151,8 @@ def test_a_copy_waits_for_those_of_the_prefix_it_continues() -> None:
     tree.run(conversation(2, pages=2) + conversation(4, pages=1))
     tree.run(conversation(0))
     tree.run(conversation(1))
-    tree.cache.check_hicache_events()
-    chooser(tree).store_coldest()
+    look(tree, times=2)
     assert copied(tree) == {0, 2, 3, 4}
-    tree.cache.check_hicache_events()
-    tree.check()
 
 
 def test_what_was_computed_without_donors_gets_copies_when_one_comes() -> None:
@@ -159,8 +162,76 @@ def test_what_was_computed_without_donors_gets_copies_when_one_comes() -> None:
     chooser(tree).step()
     assert copied(tree) == set()
     tree.tier.join(1, extents=1)
-    chooser(tree).step()
+    look(tree, times=3)
     assert copied(tree) == {0, 1, 2}
+
+
+def test_copies_lost_with_a_donor_are_made_again_when_one_comes() -> None:
+    tree = Tree(PAGE, pages=POOL_PAGES, policy="write_through", extent_bytes=2 * 8192)
+    tree.tier.join(1, extents=1)
+    for kind in range(3):
+        tree.run(conversation(kind))
+    tree.cache.check_hicache_events()
+    assert copied(tree) == {0, 1, 2}
+    tree.tier.lose(1, [0])
+    tree.cache.check_hicache_events()
+    assert copied(tree) == set()
+    tree.tier.join(2, extents=1)
+    assert chooser(tree)._some_without
+    look(tree, times=3)
+    assert copied(tree) == {0, 1, 2}
+
+
+def test_of_a_node_longer_than_half_of_the_tier_the_head_is_stored_and_nothing_lost() -> None:
+    tree = new_tree(tier_pages=8)
+    tree.run(conversation(9, pages=10))  # no room for a copy
+    for kind in (0, 1, 2):
+        tree.run(conversation(kind, pages=2))
+    look(tree, times=4)
+    assert {(n.key.token_ids[0] - 100, len(n.key) // PAGE) for n in tree.nodes() if n.backuped} >= {
+        (9, 4)
+    }
+    for kind in (3, 4):  # the long one leaves the device
+        tree.run(conversation(kind))
+        look(tree, times=2)
+    assert any(node.evicted for node in tree.nodes())
+    assert tree.run(conversation(9, pages=4)) == 4 * PAGE
+    tree.check()
+
+
+def test_what_cannot_be_stored_costs_no_other_its_copy() -> None:
+    tree = new_tree(tier_pages=8)
+    for kind in (0, 1):
+        tree.run(conversation(kind))
+    tree.cache.check_hicache_events()
+    tree.run(conversation(2))
+    tree.run(conversation(3))
+    protected = [node for node in tree.nodes() if node.backuped]
+    for node in protected:
+        node.protect_host()
+    look(tree, times=3)
+    assert copied(tree) == {0, 1}
+    assert tree.cache.stats.forgotten_copy_tokens == 0
+    for node in protected:
+        node.release_host()
+    tree.check()
+
+
+def test_a_shared_prefix_keeps_its_copy_while_what_continues_it_is_stored() -> None:
+    """It is the hottest of all, and its copy is what those of the others hang on."""
+    tree = new_tree(tier_pages=8)
+
+    def branch(kind: int, pages: int) -> list[int]:
+        return [50] * (2 * PAGE) + conversation(kind, pages)
+
+    for kind, pages in ((1, 2), (2, 2), (3, 7), (1, 2), (2, 2)):
+        tree.run(branch(kind, pages))
+        tree.cache.check_hicache_events()
+    look(tree, times=4)
+    stored = tree.cache.tier_pool.stored_bytes
+    look(tree, times=4)
+    assert tree.cache.tier_pool.stored_bytes == stored, "nothing is stored again and again"
+    assert {n.key.token_ids[0] for n in tree.nodes() if n.backuped} >= {50}
 
 
 def test_write_back_stores_what_is_evicted_as_before() -> None:

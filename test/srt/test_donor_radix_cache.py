@@ -10,8 +10,10 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from sglang.srt.mem_cache.base_prefix_cache import EvictParams
+from sglang.srt.mem_cache.radix_cache import TreeNode
 
 from sglang.srt.swiftcache.expiry import Expiry
+from sglang.srt.swiftcache.vacate import Vacater
 from support.kv_tree import Running, Tree
 
 POLICIES = ("write_through", "write_through_selective", "write_back")
@@ -110,6 +112,74 @@ def test_memory_of_a_lost_donor_is_vacated_step_by_step_until_its_deadline() -> 
     tree.cache.check_hicache_events()
     assert not tree.tier.waiting
     assert tree.run(prompt(0, 8, 4)) is not None
+    tree.check()
+
+
+def test_the_tree_is_looked_through_once_for_what_is_asked_back(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    tree = Tree(4, pages=16, policy="write_through")
+    tree.tier.join(1, extents=8)
+    for kind in range(8):
+        tree.run([100 + kind] * 16)
+    tree.tier.join(2, extents=8)
+    small_steps(tree, blocks=4)
+    looks = 0
+    look = Vacater._hottest_first
+
+    def counted(vacater: Vacater, doomed: np.ndarray) -> list[TreeNode]:
+        nonlocal looks
+        looks += 1
+        return look(vacater, doomed)
+
+    monkeypatch.setattr(Vacater, "_hottest_first", counted)
+    tree.tier.ask_back(1, range(8))
+    steps = 0
+    while tree.tier.must_vacate().size:
+        tree.cache.check_hicache_events()
+        steps += 1
+    assert steps == 8
+    assert looks == 1
+    assert tree.cache.stats.lost_blocks == 0
+    tree.check()
+
+
+def test_a_flush_while_memory_is_vacated_leaves_nothing_of_the_old_tree() -> None:
+    tree = Tree(4, pages=16, policy="write_through")
+    tree.tier.join(1, extents=8)
+    filled(tree, kinds=4)
+    tree.tier.join(2, extents=8)
+    small_steps(tree, blocks=1)
+    tree.tier.ask_back(1, range(8))
+    tree.cache.check_hicache_events()
+    assert tree.tier.must_vacate().size
+    tree.cache.reset()
+    tree.allocator.clear()
+    tree.tier.poll()
+    filled(tree, kinds=4)
+    tree.tier.ask_back(2, range(4))
+    for _ in range(60):
+        tree.cache.check_hicache_events()
+        tree.check()
+    assert not tree.tier.waiting
+
+
+def test_colder_prefixes_are_not_saved_at_the_cost_of_hotter_ones() -> None:
+    tree = Tree(4, pages=8, policy="write_through", extent_bytes=8192)
+    tree.tier.join(1, extents=1)
+    for kind in range(4):
+        tree.run([100 + kind] * 16)
+        tree.cache.check_hicache_events()
+    tree.tier.join(2, extents=1)
+    for kind in range(4, 8):
+        tree.run([100 + kind] * 16)
+        tree.cache.check_hicache_events()
+    assert tree.tier.free_blocks == 0
+    tree.tier.lose(1, [0])
+    for _ in range(3):
+        tree.cache.check_hicache_events()
+    assert {node.key.token_ids[0] - 100 for node in tree.nodes()} == {4, 5, 6, 7}
+    assert tree.cache.stats.lost_by_cause["donor_lost"] == 16
     tree.check()
 
 

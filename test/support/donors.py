@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -95,10 +96,11 @@ class Donor:
         """Whether every byte of the donor's extents is zero, read from outside."""
         folder = Path(f"/proc/{self.process.pid}/fd")
         for link in folder.iterdir():
-            if os.readlink(link).startswith("/memfd:"):
-                with link.open("rb") as extent:
-                    if any(extent.read()):
-                        return False
+            with contextlib.suppress(FileNotFoundError):  # the donor has just closed it
+                if os.readlink(link).startswith("/memfd:"):
+                    with link.open("rb") as extent:
+                        if any(extent.read()):
+                            return False
         return True
 
     def _ended(self) -> bool:

@@ -32,8 +32,8 @@ class ColdCopies:
     def __init__(self, cache: DonorRadixCache, vacater: Vacater) -> None:
         self._cache = cache
         self._vacater = vacater
-        self._refused = False
-        """Something on the device was refused a copy, and may have none yet."""
+        self._some_without = False
+        """Something on the device may have no copy."""
         self._not_before_s = 0.0
 
     def admits(self, tokens: int) -> bool:
@@ -41,14 +41,18 @@ class ColdCopies:
         ample = self._tier_tokens() >= 2 * self._tokens_on_device()
         if ample or self._cache.tier_pool.has_room(tokens):
             return True
-        self._refused = True
+        self.note_without_copy()
         return False
+
+    def note_without_copy(self) -> None:
+        """Something on the device has no copy, or no longer has."""
+        self._some_without = True
 
     def step(self) -> None:
         """Call at every scheduler step. Returns at once while nothing is without a copy, or
         no donor is there."""
         now_s = time.monotonic()
-        if not self._refused or now_s < self._not_before_s or self._tier_tokens() == 0:
+        if not self._some_without or now_s < self._not_before_s or self._tier_tokens() == 0:
             return
         self.store_coldest()
         spent_s = time.monotonic() - now_s
@@ -57,39 +61,76 @@ class ColdCopies:
     def store_coldest(self) -> None:
         """Store the coldest nodes on the device that have no copy, for half of the tier at most.
 
-        In one call at most ``cold_copy_bytes_per_step``, coldest first.
+        In one call at most ``cold_copy_bytes_per_step``, coldest first, and no more than a quarter
+        of what is on the device: what is being stored cannot be evicted.
         """
         cache, pool = self._cache, self._cache.tier_pool
-        nodes = [n for n in subtree(cache.root_node) if n.value is not None and n.parent]
-        self._refused = any(not n.backuped for n in nodes)
-        nodes.sort(key=lambda n: n.last_access_time)
-        left = min(self._tier_tokens() // 2, self._tokens_on_device())
-        cold = 0
-        while cold < len(nodes) and left > 0:
-            left -= len(nodes[cold].value)
-            cold += 1
-        spare = _SpareCopies(nodes[cold:], self._vacater)
+        tree = [n for n in subtree(cache.root_node) if n is not cache.root_node]
+        nodes = [n for n in tree if not n.evicted]
+        self._some_without = any(not n.backuped for n in nodes)
+        nodes.sort(key=cache.eviction_strategy.get_priority)
+        cold = self._coldest(nodes, min(self._tier_tokens() // 2, self._tokens_on_device()))
+        spare = _SpareCopies([n for n in nodes if n not in cold], self._vacater)
+        room = spare.tokens + pool.available_size()
+        room += sum(len(n.host_value) for n in tree if n.evicted and n.host_ref_counter == 0)
         budget = pool.settings.cold_copy_bytes_per_step // pool.block_layout.block_bytes
-        budget = max(1, budget) * pool.page_size
-        for node in nodes[:cold]:
-            # nodes with a copy form a prefix of the tree
-            for missing in reversed(self._without_copy(node)):
-                if budget <= 0 or not self._store(missing, spare):
-                    return
-                budget -= len(missing.value)
+        budget = max(1, min(budget * pool.page_size, self._tokens_on_device() // 4))
+        for node in cold:
+            # what could not succeed is not to cost others their copies
+            if not self._is_to_be_stored(node) or len(node.value) > room:
+                continue
+            if budget <= 0:
+                return
+            stored = self._store(node, spare)
+            budget -= stored
+            room -= stored
 
-    def _without_copy(self, node: TreeNode) -> list[TreeNode]:
-        """The node and its ancestors, as far as they are to be stored; empty if one is not yet."""
-        found = []
-        while node is not self._cache.root_node and not node.backuped:
-            # as with write-through: not while it is being computed, or used too seldom
-            if node.hit_count < self._cache.write_through_threshold:
-                return []
-            found.append(node)
-            node = node.parent
-        return found
+    def _coldest(self, nodes: list[TreeNode], tokens: int) -> dict[TreeNode, None]:
+        """The first of ``nodes`` that have ``tokens`` together, each after its ancestors.
 
-    def _store(self, node: TreeNode, spare: _SpareCopies) -> bool:
+        A copy is of no use without those of the ancestors, so they count. Of a node that is too
+        long as a whole the head is taken, which becomes a node of its own.
+        """
+        cold: dict[TreeNode, None] = {}
+        # no crumbs: each is a node that the tree keeps
+        least = max(self._cache.load_back_threshold, tokens // 8)
+        for node in nodes:
+            path = []
+            above = node
+            while above is not self._cache.root_node and above not in cold:
+                path.append(above)
+                above = above.parent
+            size = sum(len(n.value) for n in path)
+            if size > tokens:
+                head = self._head(node, tokens, least) if len(path) == 1 else None
+                if head is None:
+                    continue
+                path, size = [head], len(head.value)
+            cold.update(dict.fromkeys(reversed(path)))
+            tokens -= size
+        return cold
+
+    def _head(self, node: TreeNode, tokens: int, least: int) -> TreeNode | None:
+        """Split the first ``tokens`` off a node, whole pages, to be stored. None if it is not, or
+        if they are fewer than ``least``."""
+        tokens -= tokens % self._cache.page_size
+        if tokens < least or node.lock_ref > 0 or not self._is_to_be_stored(node):
+            return None
+        head: TreeNode = self._cache._split_node(node.key, node, tokens)
+        return head
+
+    def _is_to_be_stored(self, node: TreeNode) -> bool:
+        """As with write-through: not while it is being computed, nor if it is used too seldom, nor
+        before its ancestors."""
+        above = node.parent
+        return (
+            not node.backuped
+            and node.hit_count >= self._cache.write_through_threshold
+            and (above is self._cache.root_node or above.backuped)
+        )
+
+    def _store(self, node: TreeNode, spare: _SpareCopies) -> int:
+        """Returns the tokens, 0 if there is no room and none can be made."""
         cache, pool = self._cache, self._cache.tier_pool
         tokens = len(node.value)
         while not pool.has_room(tokens):
@@ -99,7 +140,7 @@ class ColdCopies:
                 break  # what is on donors alone is evicted, then
         stored = cache.store_copy(node)
         cache.stats.cold_copy_tokens += stored
-        return stored > 0
+        return stored
 
     def _tier_tokens(self) -> int:
         """What the tier has room for."""
@@ -113,28 +154,28 @@ class ColdCopies:
 
 
 class _SpareCopies:
-    """Copies of nodes that stay on the device for long: to be forgotten, the hottest first."""
+    """Copies of nodes that stay on the device for long: to be forgotten, the last node first."""
 
     def __init__(self, nodes: list[TreeNode], vacater: Vacater) -> None:
         self._vacater = vacater
         self._busy = vacater.in_flight()
-        self._nodes = set(nodes)
-        self._heap = [(-n.last_access_time, n.id, n) for n in nodes if n.backuped]
+        self._rank = {node: -place for place, node in enumerate(nodes)}
+        self._heap = [(self._rank[n], n) for n in nodes if n.backuped]
         heapq.heapify(self._heap)
+        self.tokens = sum(len(node.host_value) for _, node in self._heap)
+        """In all, at the beginning."""
 
     def forget_one(self) -> int:
         """Returns the tokens of a copy that was forgotten, 0 if there is none to forget."""
         while self._heap:
-            _, _, node = heapq.heappop(self._heap)
+            _, node = heapq.heappop(self._heap)
             in_use = node in self._busy or node.host_ref_counter > 0
             # one that hangs on it could not be reached any more, on the donors
             if not node.backuped or in_use or any(n.backuped for n in node.children.values()):
                 continue
             tokens = len(node.host_value)
             self._vacater.forget_copy(node)
-            if node.parent in self._nodes:
-                heapq.heappush(
-                    self._heap, (-node.parent.last_access_time, node.parent.id, node.parent)
-                )
+            if node.parent in self._rank:
+                heapq.heappush(self._heap, (self._rank[node.parent], node.parent))
             return tokens
         return 0

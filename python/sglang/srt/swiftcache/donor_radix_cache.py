@@ -99,10 +99,17 @@ class DonorRadixCache(HiRadixCache):
         """Begin to store a node on donors, after its ancestors. Returns tokens, 0 for no room."""
         # The parent evicts when a node does not fit. It does not fit either while its copies do
         # not; what eviction leaves without room is then stored with fewer.
-        if self.tier_pool.replicas is not None and not self.tier_pool.has_room(len(node.value)):
+        storable = write_back or node.parent is self.root_node or node.parent.backuped
+        replicas = self.tier_pool.replicas
+        if storable and replicas is not None and not self.tier_pool.has_room(len(node.value)):
             self.evict_host(len(node.value))
         backed_up: int = super().write_backup(node, write_back)
         return backed_up
+
+    def note_without_copy(self) -> None:
+        """Nodes on the device have lost their copies, and are to get others when there is room."""
+        if self._cold_copies is not None:
+            self._cold_copies.note_without_copy()
 
     def watch(self, scheduler: Scheduler) -> None:
         """The scheduler that uses this tree is complete, and begins to serve."""

@@ -13,7 +13,10 @@ first.
 
 from __future__ import annotations
 
+import heapq
 import logging
+import time
+from collections import deque
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
@@ -29,35 +32,53 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+# Looking through the tree for what could not be found takes no more of the scheduler's time.
+LOOKING_SHARE = 0.01
+
 
 class Vacater:
     """Works on one tree. Scheduler thread only."""
 
     def __init__(self, cache: DonorRadixCache) -> None:
         self._cache = cache
+        self._root = cache.root_node
+        self._queue: deque[TreeNode] = deque()
+        """Nodes in memory that is to be vacated, as of the last look through the tree."""
+        self._left = 0
+        """Blocks that were still to be vacated after the last step."""
+        self._progressed = False
+        self._look_again_s = 0.0
 
     def step(self) -> None:
         """Vacate what can be vacated now, at most ``vacate_bytes_per_step``.
 
         What a lost donor still holds after ``drain_deadline_s`` goes all at once: no request uses
         it, so it is given up rather than moved. Returns at once when no donor wants memory back,
-        which is nearly always.
+        which is nearly always. The tree is looked through once for what is asked back, not at
+        every step.
         """
         pool = self._cache.tier_pool
-        doomed = pool.tier.must_vacate()
+        doomed = np.sort(pool.tier.must_vacate())
         if doomed.size == 0:
+            self._queue.clear()
+            self._left = 0
             return
         busy = self.in_flight()
         if pool.replicas is not None:
             pool.replicas.drop(doomed, keep=self.blocks_in_flight())
+        self._look(doomed)
         late = doomed[pool.tier.past_deadline(doomed)]
         budget = max(1, pool.settings.vacate_bytes_per_step // pool.block_layout.block_bytes)
         moved = lost = 0
-        for node in self._hottest_first(doomed):
-            is_late = node.lock_ref == 0 and self._holds(node, late)
-            if moved + lost >= budget and not is_late:
+        waiting = []
+        while self._queue and (moved + lost < budget or late.size):
+            node = self._queue.popleft()
+            if not self._holds(node, doomed) or not self._is_in_tree(node):
                 continue
-            if node in busy or node.host_ref_counter > 0 or not self._has_copy(node):
+            is_late = node.lock_ref == 0 and self._holds(node, late)
+            is_over = moved + lost >= budget and not is_late
+            if is_over or node in busy or node.host_ref_counter > 0:
+                waiting.append(node)
                 continue
             if not self._use_copies(node, doomed):
                 continue
@@ -68,7 +89,14 @@ class Vacater:
                 given_up = self._give_up(node, busy)
                 self._cache.stats.lost_by_cause[cause] += given_up
                 lost += given_up
+                if given_up == 0:
+                    waiting.append(node)
+        self._queue.extendleft(reversed(waiting))
+        self._left = pool.tier.must_vacate().size
+        self._progressed = moved + lost > 0
         self._cache.stats.moved_blocks += moved
+        if lost:
+            self._cache.note_without_copy()
         if moved or lost:
             logger.info(
                 "SwiftCache: %d blocks asked back: moved %d, lost %d in this step",
@@ -117,30 +145,50 @@ class Vacater:
         self._cache.cache_controller.evict_host(node.host_value)
         node.host_value = None
 
-    def _has_copy(self, node: TreeNode) -> bool:
-        """False once the node was evicted or dropped to make room for a hotter one."""
-        siblings = node.parent.children
-        in_tree = siblings.get(node.key.child_key(self._cache.page_size)) is node
-        return in_tree and node.host_value is not None
+    def _look(self, doomed: np.ndarray) -> None:
+        """Find the nodes again if more is asked back, or if all that were found are done with.
+
+        What is left then lies in nodes that were split meanwhile, or is no node's.
+        """
+        now_s = time.monotonic()
+        if self._cache.root_node is not self._root:  # the tree was flushed
+            self._root = self._cache.root_node
+            self._queue.clear()
+        is_due = not self._queue and (self._progressed or now_s >= self._look_again_s)
+        if is_due or doomed.size > self._left:
+            self._queue = deque(self._hottest_first(doomed))
+            spent_s = time.monotonic() - now_s
+            self._look_again_s = now_s + spent_s / LOOKING_SHARE
 
     def _hottest_first(self, doomed: np.ndarray) -> list[TreeNode]:
-        """Nodes with copies in these blocks: the hottest get the free blocks, and what they evict
-        is colder. Each comes after its ancestors, without which it would be of no use."""
-        root = self._cache.root_node
+        """Nodes with copies in these blocks, ascending ids: the hottest get the free blocks, and
+        what they evict is colder. Each comes after its ancestors, without which it is of no use."""
+        pool, root = self._cache.tier_pool, self._cache.root_node
+        nodes = [n for n in subtree(root) if n.host_value is not None and n is not root]
+        if not nodes:
+            return []
+        copies = [pool.blocks_of(node.host_value) for node in nodes]
+        starts = np.cumsum([0, *(len(blocks) for blocks in copies[:-1])])
+        inside = np.logical_or.reduceat(_are_in(np.concatenate(copies), doomed), starts)
+        found = {node for node, holds in zip(nodes, inside.tolist(), strict=True) if holds}
         order: dict[TreeNode, None] = {}
-        for node in sorted(subtree(root), key=lambda n: n.last_access_time, reverse=True):
+        for node in sorted(found, key=lambda n: n.last_access_time, reverse=True):
             path = []
             while node is not root and node not in order:
                 path.append(node)
                 node = node.parent
             order.update(dict.fromkeys(reversed(path)))
-        return [node for node in order if self._holds(node, doomed)]
+        return [node for node in order if node in found]
 
     def _holds(self, node: TreeNode, blocks: np.ndarray) -> bool:
-        """Whether a node's copy lies in any of these blocks."""
+        """Whether a node's copy lies in any of these blocks, ascending ids."""
         if node.host_value is None or blocks.size == 0:
             return False
-        return bool(np.isin(self._cache.tier_pool.blocks_of(node.host_value), blocks).any())
+        return bool(_are_in(self._cache.tier_pool.blocks_of(node.host_value), blocks).any())
+
+    def _is_in_tree(self, node: TreeNode) -> bool:
+        """False once the node was evicted or dropped to make room for a hotter one."""
+        return node.parent.children.get(node.key.child_key(self._cache.page_size)) is node
 
     def in_flight(self) -> set[TreeNode]:
         """Nodes whose donor blocks a transfer is reading or writing."""
@@ -160,7 +208,7 @@ class Vacater:
         if pool.replicas is None:
             return True
         blocks = pool.blocks_of(node.host_value)
-        inside = np.flatnonzero(np.isin(blocks, doomed))
+        inside = np.flatnonzero(_are_in(blocks, doomed))
         copies = pool.replicas.of(blocks[inside]).max(axis=1)  # doomed ones were dropped before
         saved = copies != NONE
         pool.use_copies(blocks[inside[saved]], copies[saved])
@@ -173,18 +221,18 @@ class Vacater:
         """Why a node's doomed blocks go, as `TierStats` names it."""
         tier = self._cache.tier_pool.tier
         blocks = self._cache.tier_pool.blocks_of(node.host_value)
-        donors = tier.donor_of(blocks[np.isin(blocks, doomed)]).tolist()
+        donors = tier.donor_of(blocks[_are_in(blocks, doomed)]).tolist()
         return "reclaimed" if tier.lost_donors().isdisjoint(donors) else "donor_lost"
 
     def _move(self, node: TreeNode, doomed: np.ndarray) -> int:
         """Copy a node's doomed blocks elsewhere. Returns how many, 0 if there is no room."""
         pool = self._cache.tier_pool
         blocks = pool.blocks_of(node.host_value)
-        inside = np.isin(blocks, doomed)
+        inside = _are_in(blocks, doomed)
         count = int(np.count_nonzero(inside))
         targets = pool.tier.alloc(count)
         if targets is None:
-            self._evict_colder(node, count)
+            self._evict_colder(node, count, doomed)
             self._make_room_for(count)
             targets = pool.tier.alloc(count)
         if targets is None:
@@ -203,19 +251,30 @@ class Vacater:
     def _blocks_moved(self, sources: np.ndarray, targets: np.ndarray) -> None:
         """For whoever else knows blocks by their ids."""
 
-    def _evict_colder(self, node: TreeNode, count: int) -> None:
-        """LRU-evict donor blocks, with the node itself out of reach."""
+    def _evict_colder(self, node: TreeNode, count: int, doomed: np.ndarray) -> None:
+        """Evict from the donors what was used before a node, until so many blocks are free.
+
+        What lies in memory that is asked back too makes no room. It is given up all the same: if
+        there is none for the node, there will be none for what is colder.
+        """
         cache, tier = self._cache, self._cache.tier_pool.tier
-        node.protect_host()
-        try:
-            # what is evicted may lie in memory that is asked back too, and makes no room then
-            while tier.free_blocks < count:
-                used = tier.used_blocks
-                cache.evict_host((count - tier.free_blocks) * cache.page_size)
-                if tier.used_blocks == used:
-                    break
-        finally:
-            node.release_host()
+        heap = [(leaf.last_access_time, leaf.id, leaf) for leaf in cache.evictable_host_leaves]
+        heapq.heapify(heap)
+        while tier.free_blocks < count and heap:
+            used_s, _, leaf = heapq.heappop(heap)
+            if used_s >= node.last_access_time:
+                return
+            if leaf is cache.root_node or leaf.children or not leaf.evicted:
+                continue
+            cause = self._cause(leaf, doomed) if self._holds(leaf, doomed) else None
+            blocks = len(leaf.host_value) // cache.page_size
+            if not self.drop_subtree(leaf):
+                continue
+            if cause is not None:
+                cache.stats.lost_by_cause[cause] += blocks
+            parent = leaf.parent
+            if parent in cache.evictable_host_leaves:
+                heapq.heappush(heap, (parent.last_access_time, parent.id, parent))
 
     def _give_up(self, node: TreeNode, busy: set[TreeNode]) -> int:
         """Forget the copies of a node and of all below it. Returns the blocks lost, 0 if busy."""
@@ -234,6 +293,14 @@ class Vacater:
                     self.forget_copy(below)
                     self._cache._update_host_leaf_status(below)
         return tokens // self._cache.tier_pool.page_size
+
+
+def _are_in(blocks: np.ndarray, some: np.ndarray) -> np.ndarray:
+    """Which of ``blocks`` are among ``some``, ascending and not empty: bool [len(blocks)]."""
+    places = np.searchsorted(some, blocks)
+    places[places == len(some)] = 0
+    found: np.ndarray = some[places] == blocks
+    return found
 
 
 def subtree(root: TreeNode) -> Iterator[TreeNode]:
