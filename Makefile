@@ -29,7 +29,7 @@ demo: $(READY) ## Hold a conversation with a small model whose prefix cache lies
 	@PYTHONPATH=scripts:test $(BIN)/python -m demo
 
 test: $(READY) ## Run every test that needs no GPU
-	@$(BIN)/python -m pytest -m "not gpu" -n $(JOBS) --dist loadfile $(ARGS)
+	@$(BIN)/python -m pytest -m "not gpu" -n $(JOBS) --dist loadfile --no-loadscope-reorder $(ARGS)
 
 test-faults: $(READY) ## Try each fault in each phase of a server, and measure the time to recover
 	@PYTHONPATH=scripts:test $(BIN)/python -m faults $(ARGS)
