@@ -50,5 +50,10 @@ def format_size(size_bytes: int) -> str:
     return f"{whole}.{tenth} {_BINARY_UNITS[power]}" if tenth else f"{whole} {_BINARY_UNITS[power]}"
 
 
+def count_extents(extents: int) -> str:
+    """As people write it: "1 extent", "8 extents"."""
+    return f"{extents} extent" if extents == 1 else f"{extents} extents"
+
+
 def _rounded(number: int, divisor: int) -> int:
     return (number + divisor // 2) // divisor

@@ -15,7 +15,7 @@ from swiftcache_tier.donor.standalone import serve
 from swiftcache_tier.extents import describe_device
 from swiftcache_tier.log_format import JsonFormatter, json_wanted
 from swiftcache_tier.settings import Settings
-from swiftcache_tier.sizes import format_size
+from swiftcache_tier.sizes import count_extents, format_size
 
 logger = logging.getLogger(__name__)
 
@@ -86,9 +86,9 @@ def run(arguments: argparse.Namespace) -> int:
         logging.getLogger().handlers[0].setFormatter(JsonFormatter(donor=plan.paths.name))
     if plan.size_bytes < arguments.size:
         logger.info(
-            "size %s is rounded down to %d extents of %s: %s",
+            "size %s is rounded down to %s of %s: %s",
             format_size(arguments.size),
-            plan.extents,
+            count_extents(plan.extents),
             format_size(plan.extent_bytes),
             format_size(plan.size_bytes),
         )
@@ -102,7 +102,7 @@ def _ready_line(plan: DonorPlan) -> str:
     return (
         f"swiftcache donor {plan.paths.name}: "
         f"{describe_device(arena.device, arena.uuid, arena.model)}, "
-        f"{format_size(plan.size_bytes)} in {plan.extents} extents of "
+        f"{format_size(plan.size_bytes)} in {count_extents(plan.extents)} of "
         f"{format_size(plan.extent_bytes)}, {plan.paths.spec}"
     )
 

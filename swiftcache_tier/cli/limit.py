@@ -6,13 +6,14 @@ import argparse
 from typing import Any
 
 from swiftcache_tier.cli.arguments import add_donor, size
+from swiftcache_tier.cli.status import describe_limits, lent_bytes, receiver_limits
 from swiftcache_tier.control.messages import PROTOCOL, LimitRequest, StatusReply
 from swiftcache_tier.control.query import ask, query_status
 from swiftcache_tier.control.runtime_dir import donor_paths
 from swiftcache_tier.errors import SwiftCacheError
 from swiftcache_tier.lease import LeaseState
 from swiftcache_tier.settings import Settings
-from swiftcache_tier.sizes import format_size
+from swiftcache_tier.sizes import count_extents, format_size
 
 
 def add_parser(subparsers: Any) -> None:
@@ -59,14 +60,25 @@ def run(arguments: argparse.Namespace) -> int:
     amount = "without limit"
     if arguments.size is not None:
         extents = arguments.size // reply.extent_bytes
-        amount = f"at most {format_size(extents * reply.extent_bytes)} ({extents} extents)"
-    lent = sum(n for state, n in reply.extents.items() if state != LeaseState.FREE)
+        amount = f"at most {format_size(extents * reply.extent_bytes)} ({count_extents(extents)})"
+    asked_back = reply.extents[LeaseState.RECLAIMING] * reply.extent_bytes
     print(
-        f"swiftcache: {reply.name} lends {whom} {amount}; "
-        f"{format_size(lent * reply.extent_bytes)} are lent now, "
-        f"{format_size(reply.extents[LeaseState.RECLAIMING] * reply.extent_bytes)} of it asked back"
+        f"swiftcache: {reply.name} lends {whom} {amount}; {format_size(lent_bytes(reply))} are "
+        f"lent now, {format_size(asked_back)} of it asked back"
     )
+    if arguments.receiver and all(r.name != arguments.receiver for r in reply.receivers):
+        kept = "" if arguments.size is None else ": the limit is kept for when one does"
+        print(f"swiftcache: no receiver named {arguments.receiver} borrows from it now{kept}")
+    others = _limits(reply)
+    others.pop(whom, None)
+    if others:
+        print(f"swiftcache: limits that it also has: {describe_limits(others)}")
     return 0
+
+
+def _limits(reply: StatusReply) -> dict[str, int]:
+    of_all = {} if reply.limit_bytes is None else {"all receivers": reply.limit_bytes}
+    return of_all | receiver_limits(reply)
 
 
 def _check_an_extent_fits(size_bytes: int, donor: StatusReply) -> None:

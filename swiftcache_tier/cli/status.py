@@ -80,6 +80,16 @@ def lent_bytes(reply: StatusReply) -> int:
     return held * reply.extent_bytes
 
 
+def receiver_limits(reply: StatusReply) -> dict[str, int]:
+    """Bytes that "each receiver" or one of that name may hold at most, where there is a limit."""
+    each = {} if reply.each_limit_bytes is None else {"each receiver": reply.each_limit_bytes}
+    return each | reply.receiver_limit_bytes
+
+
+def describe_limits(limits: dict[str, int]) -> str:
+    return ", ".join(f"{whom} at most {format_size(most)}" for whom, most in limits.items())
+
+
 def _ask(paths: DonorPaths, settings: Settings) -> DonorReport:
     try:
         reply = query_status(paths, settings)
@@ -181,6 +191,8 @@ def _print_tables(reports: list[DonorReport]) -> None:
     for report in reports:
         if report.problem is not None:
             console.print(Text(f"{report.paths.name}: {report.problem}"))
+        if report.reply is not None and (limits := receiver_limits(report.reply)):
+            console.print(Text(f"{report.paths.name} lends {describe_limits(limits)}"))
 
 
 def _texts(*cells: str) -> list[Text]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
+import sys
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -45,7 +46,9 @@ _Device = Annotated[
 ]
 _Size = Annotated[str, Meta(description="a size with its unit, such as 40GiB")]
 _Host = Annotated[str, Meta(description="an address to listen on, such as 127.0.0.1")]
-_Seconds = Annotated[float, Meta(gt=0, description="seconds, more than 0")]
+_Seconds = Annotated[
+    float, Meta(gt=0, le=sys.float_info.max, description="seconds, more than 0 and finite")
+]
 
 
 class ServerEntry(msgspec.Struct, forbid_unknown_fields=True, frozen=True):

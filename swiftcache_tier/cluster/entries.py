@@ -24,10 +24,17 @@ def load_yaml(text: bytes) -> Any:
         mark = error.problem_mark
         place = "" if mark is None else f"line {mark.line + 1}, column {mark.column + 1}: "
         raise SwiftCacheError(f"{place}{error.problem}: correct the YAML there") from None
-    # ValueError: what looks like a date and is none
-    except (yaml.YAMLError, ValueError) as error:
+    except yaml.YAMLError as error:
         reason = " ".join(str(error).split())
         raise SwiftCacheError(f"is not YAML ({reason}): name a text file of YAML") from None
+    except (ValueError, OverflowError):  # of chr(): nothing else that scans text raises them
+        raise SwiftCacheError(
+            r"an escape in a quoted text (\U...) is no character: correct it"
+        ) from None
+    except RecursionError:
+        raise SwiftCacheError(
+            "nested too deep to be read: expected entries a few levels deep, take out the rest"
+        ) from None
 
 
 def read_entry(kind: type[Entry], value: Any, where: str = "") -> Entry:
@@ -77,3 +84,14 @@ class _Loader(yaml.SafeLoader):
                 )
             first[key.value] = line
         return node
+
+    def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
+        try:
+            return super().construct_object(node, deep)
+        # What looks like a date or a number and is none, or is not what its tag says.
+        except (ValueError, KeyError, AttributeError) as error:
+            mark = node.start_mark
+            raise SwiftCacheError(
+                f"line {mark.line + 1}, column {mark.column + 1}: {_shown(node.value)} is no "
+                f"{node.tag.rpartition(':')[2]} ({error}): correct it, or quote it if it is a text"
+            ) from None

@@ -28,7 +28,7 @@ from swiftcache_tier.donor.parties import SHARING, Engine, Receiver
 from swiftcache_tier.donor.shares import Claim, fair_shares
 from swiftcache_tier.lease import LeaseEvent, LeaseState, LeaseTable
 from swiftcache_tier.settings import Settings
-from swiftcache_tier.sizes import format_size
+from swiftcache_tier.sizes import count_extents, format_size
 
 logger = logging.getLogger(__name__)
 
@@ -188,12 +188,12 @@ class Lender:
         """Set or lift (None) a limit, see `Limits.set`; lending in all goes on after a drain."""
         self.limits.set(receiver, each, extents)
         self.drained = self.drained and (receiver is not None or each)
-        self._rebalance(now_s, _LIMITED)
+        self._rebalance(now_s)
 
     def drain_for_operator(self, now_s: float) -> None:
         """Ask everything back and lend no more until a limit is set or lifted."""
         self.drained = True
-        self._rebalance(now_s, _DRAINED)
+        self._rebalance(now_s)
 
     def lend(self, slots: Iterable[int], target: int, now_s: float) -> None:
         """The engine hands over extents that it kept, which read as zeros; see `aim`."""
@@ -204,7 +204,7 @@ class Lender:
     def aim(self, target: int, now_s: float) -> None:
         """The engine means to have this many extents lent; what is over is asked back."""
         self._target = target
-        self._rebalance(now_s, _ENGINE)
+        self._rebalance(now_s)
 
     @property
     def demand(self) -> int:
@@ -271,15 +271,17 @@ class Lender:
                 settings.reclaim_deadline_s,
             )
 
-    def _rebalance(self, now_s: float, why: str = SHARING) -> None:
+    def _rebalance(self, now_s: float) -> None:
         """Move towards equal shares: ask back what is over, offer what is missing."""
         heard = [r for r in self._receivers.values() if not r.silent]
         stuck = sum(self._held(r) for r in self._receivers.values() if r.silent)
         lendable = min(self._extents - self._table.kept, self._target)
-        shares = fair_shares(max(0, self.limits.of_all(lendable) - stuck), self._claims(heard))
+        room = max(0, self.limits.of_all(lendable) - stuck)
+        shares = fair_shares(room, self._claims(heard))
+        crowded = sum(self._keeps(r) for r in heard) > room
         for receiver, share in zip(heard, shares, strict=True):
             receiver.target = share
-            self._take_back(receiver, now_s, why)
+            self._take_back(receiver, now_s, crowded)
         for receiver in heard:
             self._offer_missing(receiver, now_s)
         if self._engine is not None:
@@ -303,22 +305,37 @@ class Lender:
         if idle:
             engine.take_returned(idle)
 
-    def _take_back(self, receiver: Receiver, now_s: float, why: str) -> None:
+    def _take_back(self, receiver: Receiver, now_s: float, crowded: bool) -> None:
         over = self._keeps(receiver) - receiver.target
         if over <= 0:
             return
+        reason = self._reason(receiver, crowded)
         slots = self._table.reclaim(receiver.token, over, now_s)
         if self.draining:
             slots += self._table.withdraw_offers(receiver.token, 0.0, now_s)
         if not slots:
             return
-        receiver.reclaim_reason = (
-            _ENDING if self.draining else why if receiver.door_open else _CLOSED
-        )
-        logger.info(
-            "asked %s back from %s: %s", self._amount(len(slots)), receiver, receiver.reclaim_reason
-        )
+        receiver.reclaim_reason = reason
+        logger.info("asked %s back from %s: %s", self._amount(len(slots)), receiver, reason)
         self._send_reclaims(receiver, now_s)
+
+    def _reason(self, receiver: Receiver, crowded: bool) -> str:
+        """Why `receiver` is to hold less. `crowded`: all together hold more than is lent now.
+
+        Read off how things stand: one that was silent may hear of a limit long after it was set.
+        """
+        keeps, total = self._keeps(receiver), self.limits.total
+        if self.draining:
+            return _ENDING
+        if not receiver.door_open:
+            return _CLOSED
+        if self.drained:
+            return _DRAINED
+        if self.limits.of(receiver.name, keeps) < keeps:
+            return _LIMITED
+        if not crowded:
+            return SHARING
+        return _ENGINE if total is None or self._target < total else _LIMITED
 
     def _offer_missing(self, receiver: Receiver, now_s: float) -> None:
         """Offer a part of what is missing, unless a part that was offered is not answered yet.
@@ -383,4 +400,4 @@ class Lender:
         return states[LeaseState.OFFERED] + states[LeaseState.LENT]
 
     def _amount(self, extents: int) -> str:
-        return f"{extents} extents ({format_size(extents * self._extent_bytes)})"
+        return f"{count_extents(extents)} ({format_size(extents * self._extent_bytes)})"

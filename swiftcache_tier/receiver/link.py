@@ -47,7 +47,7 @@ from swiftcache_tier.receiver.greeting import Greeting
 from swiftcache_tier.receiver.lent import LentExtents
 from swiftcache_tier.receiver.reach import Reach
 from swiftcache_tier.settings import Settings
-from swiftcache_tier.sizes import format_size
+from swiftcache_tier.sizes import count_extents, format_size
 
 logger = logging.getLogger(__name__)
 
@@ -317,9 +317,9 @@ class DonorLink:
         if answer.vacate:
             bytes_asked = len(answer.vacate) * self._greeting.welcome.extent_bytes
             logger.info(
-                "%s asks %d extents (%s) back within %.1f s: %s",
+                "%s asks %s (%s) back within %.1f s: %s",
                 self,
-                len(answer.vacate),
+                count_extents(len(answer.vacate)),
                 format_size(bytes_asked),
                 message.deadline_s,
                 message.reason,

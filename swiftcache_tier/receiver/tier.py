@@ -29,7 +29,7 @@ from swiftcache_tier.receiver.events import (
 )
 from swiftcache_tier.receiver.reach import Reach
 from swiftcache_tier.settings import Settings
-from swiftcache_tier.sizes import format_size
+from swiftcache_tier.sizes import count_extents, format_size
 from swiftcache_tier.spec import DonorSpec
 
 logger = logging.getLogger(__name__)
@@ -288,12 +288,12 @@ class DonorTier:
         )
         self._donations[event.key] = Donation(event)
         logger.info(
-            "donor %s (process %d) joined: %s by %s, %d extents of %s",
+            "donor %s (process %d) joined: %s by %s, %s of %s",
             event.name,
             event.pid,
             describe_device(event.device, event.device_uuid, None),
             event.link,
-            event.extents,
+            count_extents(event.extents),
             format_size(event.extent_bytes),
             extra={
                 "event": "donor_joined",

@@ -15,6 +15,8 @@ import yaml
 
 from support.deployed import DEPLOY, adapter_expressions, adapter_rules
 from support.promql import selectors
+from swiftcache_tier.cluster.commands import waves
+from swiftcache_tier.cluster.config import read_cluster_file
 from swiftcache_tier.settings import Settings
 
 KUBERNETES = DEPLOY / "kubernetes"
@@ -148,6 +150,20 @@ def test_compose_starts_the_same(tmp_path: Path) -> None:
     assert "--swiftcache-donate" in worker
     # the later of two hosts counts
     assert master.rindex("--host 0.0.0.0") > master.index("--host 127.0.0.1")
+
+
+def test_there_is_time_for_all_groups_to_end(tmp_path: Path) -> None:
+    file = tmp_path / "cluster.yaml"
+    file.write_text(document("ConfigMap", "swiftcache")["data"]["cluster.yaml"])
+    cluster = read_cluster_file(file)
+    groups = waves(cluster, tmp_path)
+    assert len(groups) == 2
+    # `swiftcache up` may wait twice ten seconds for what it has killed to be gone
+    needed_s = len(groups) * (cluster.stop_timeout_s + 20)
+    assert pod()["spec"]["terminationGracePeriodSeconds"] > needed_s
+    compose = yaml.safe_load((DEPLOY / "compose.yaml").read_text())
+    grace = compose["services"]["swiftcache"]["stop_grace_period"]
+    assert float(grace.removesuffix("s")) > needed_s
 
 
 def swiftcache(command: list[str], variables: Mapping[str, str] = os.environ) -> str:

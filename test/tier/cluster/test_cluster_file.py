@@ -104,7 +104,19 @@ def test_a_server_for_the_whole_network_is_asked_on_this_machine(read: Read) -> 
         ("servers: [", ["line 1, column 11: ", "correct the YAML there"]),
         ("servers:\n\ta: {model: m}", ["line 2, column 1: ", "correct the YAML there"]),
         ("\0", ["is not YAML", "name a text file"]),
-        ("args: 2026-13-01", ["is not YAML", "month"]),
+        (
+            "host: h\nargs: 2024-99-99",
+            ["line 2, column 7: '2024-99-99' is no timestamp (month", "quote it if it is a text"],
+        ),
+        (
+            "servers: {a: 2024-01-01T99:00:00}",
+            ["line 1, column 14: '2024-01", "no timestamp (hour"],
+        ),
+        (f"args: {'1' * 5000}", ["line 1, column 7: '111", "no int (Exceeds the limit"]),
+        ("args: !!bool x", ["line 1, column 7: 'x' is no bool"]),
+        ("args: !!timestamp x", ["line 1, column 7: 'x' is no timestamp"]),
+        (r'args: "\UFFFFFFFF"', ["escape", "is no character: correct it"]),
+        (f"args: {'[' * 3000}{']' * 3000}", ["nested too deep", "expected entries a few levels"]),
         ("server: {}", ["key 'server' is not known: expected servers, donors, host, "]),
         ("servers:", ["servers: expected a name for each server", "got nothing"]),
         ("servers: [{model: m}]", ["servers: expected a name for each server", "got [{'model'"]),
@@ -152,6 +164,10 @@ def test_a_server_for_the_whole_network_is_asked_on_this_machine(read: Read) -> 
             "{start_timeout_s: 0, servers: {a: {model: m}}}",
             ["start_timeout_s: expected seconds", "got 0"],
         ),
+        ("{start_timeout_s: .nan}", ["start_timeout_s: expected seconds, more", "got nan"]),
+        ("{start_timeout_s: .inf}", ["start_timeout_s: expected seconds, more", "got inf"]),
+        ("{stop_timeout_s: .nan}", ["stop_timeout_s: expected seconds, more", "got nan"]),
+        ("{stop_timeout_s: .inf}", ["stop_timeout_s: expected seconds, more", "got inf"]),
     ],
 )
 def test_what_is_wrong_is_said_in_one_line_with_the_file(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -209,6 +210,38 @@ def test_a_limit_under_one_extent_is_refused_and_asks_nothing_back(
     assert "at most 2 MiB (2 extents)" in done.stdout
     assert swiftcache("limit", "a", "0").returncode == 0
     assert donor.status().limit_bytes == 0
+
+
+def test_a_limit_on_nobody_is_said_to_be_one_and_shown_as_long_as_it_holds(
+    start_donor: Any, start_receiver: Any, swiftcache: Any
+) -> None:
+    donor = start_donor("a", "4MiB")
+    start_receiver("first", donor.spec)
+    done = swiftcache("limit", "a", "1MiB", "--receiver", "ghost")
+    assert done.returncode == 0
+    assert "lends ghost at most 1 MiB (1 extent);" in done.stdout
+    assert "no receiver named ghost borrows from it now: the limit is kept" in done.stdout
+    assert "also" not in done.stdout
+    done = swiftcache("limit", "a", "3MiB", "--each")
+    assert "no receiver" not in done.stdout
+    assert "limits that it also has: ghost at most 1 MiB\n" in done.stdout
+    done = swiftcache("limit", "a", "none")
+    assert "limits that it also has: each receiver at most 3 MiB, ghost at most" in done.stdout
+    assert "\na lends each receiver at most 3 MiB, ghost at most 1" in swiftcache("status").stdout
+    (shown,) = json.loads(swiftcache("status", "--json").stdout)["donors"]
+    assert shown["limits"] == {
+        "bytes": None,
+        "each_bytes": 3 << 20,
+        "receiver_bytes": {"ghost": 1 << 20},
+    }
+    done = swiftcache("limit", "a", "4MiB", "--receiver", "first")
+    assert "no receiver" not in done.stdout
+    for whom in (["--receiver", "first"], ["--receiver", "ghost"], ["--each"]):
+        done = swiftcache("limit", "a", "none", *whom)
+    assert "also" not in done.stdout
+    assert "at most" not in swiftcache("status").stdout
+    done = swiftcache("limit", "a", "none", "--receiver", "ghost")
+    assert done.stdout.endswith("no receiver named ghost borrows from it now\n")
 
 
 def test_degraded_memory_is_free_when_its_holder_has_ended(

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from swiftcache_tier.errors import SwiftCacheError
-from swiftcache_tier.sizes import format_size, parse_size
+from swiftcache_tier.sizes import count_extents, format_size, parse_size
 
 
 @pytest.mark.parametrize(
@@ -63,6 +63,11 @@ def test_size_that_no_system_call_takes_is_refused(text: str) -> None:
 )
 def test_size_is_written(size_bytes: int, text: str) -> None:
     assert format_size(size_bytes) == text
+
+
+@pytest.mark.parametrize(("extents", "text"), [(0, "0 extents"), (1, "1 extent"), (2, "2 extents")])
+def test_extents_are_counted_as_people_do(extents: int, text: str) -> None:
+    assert count_extents(extents) == text
 
 
 @given(st.integers(0, 2**62))
