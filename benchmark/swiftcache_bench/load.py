@@ -163,7 +163,7 @@ class _Run:
             ready_s = self._start_s
             while not self._ended(talk):
                 due_s = max(ready_s, self._start_s + times[talk.number][talk.turn])
-                await asyncio.sleep(due_s - time.perf_counter())
+                await _wait_until(due_s)
                 async with self._slots:
                     await self._send(talk, due_s=due_s)
                 ready_s = time.perf_counter()
@@ -184,9 +184,8 @@ class _Run:
                 if talk is None:
                     return
                 tasks.create_task(self._send_and_put_back(talk, queue))
-                now_s = time.perf_counter()
-                next_s = max(now_s, next_s + next(gaps))
-                await asyncio.sleep(next_s - now_s)
+                next_s = max(time.perf_counter(), next_s + next(gaps))
+                await _wait_until(next_s)
 
     async def _send_and_put_back(self, talk: _Talk, queue: ReadyQueue[_Talk]) -> None:
         await self._send(talk)
@@ -226,6 +225,16 @@ class _Run:
         talk.turn = talk.turn + 1 if record.ok else len(turns)
         if self._progress is not None:
             self._progress(record)
+
+
+async def _wait_until(at_s: float) -> None:
+    """Until ``at_s`` of ``time.perf_counter`` or later; lets others run, however late it is.
+
+    Timers may go off early: uvloop's count whole milliseconds from when the loop last saw a clock.
+    """
+    await asyncio.sleep(0)
+    while (left_s := at_s - time.perf_counter()) > 0:
+        await asyncio.sleep(left_s)
 
 
 async def _all(work: Iterable[Coroutine[object, object, None]]) -> None:
