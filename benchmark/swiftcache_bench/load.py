@@ -230,7 +230,7 @@ class _Run:
 async def _wait_until(at_s: float) -> None:
     """Until ``at_s`` of ``time.perf_counter`` or later; lets others run, however late it is.
 
-    Timers may go off early: uvloop's count whole milliseconds since its loop last saw the clock.
+    Timers may go off early: uvloop's count whole milliseconds from when the loop last saw a clock.
     """
     await asyncio.sleep(0)
     while (left_s := at_s - time.perf_counter()) > 0:
