@@ -25,11 +25,25 @@ class Peer(NamedTuple):
     """Becomes readable when the process ends; the caller closes it."""
 
 
-def peer_of(connection: socket.socket) -> Peer:
-    """Ask the kernel who is at the other end. Raises SwiftCacheError if that process cannot be
-    watched: it has ended, or lives in a process namespace that this one does not see."""
+class Credentials(NamedTuple):
+    """What the kernel noted of the process that opened the other end of a connection."""
+
+    pid: int
+    """0 for a process of a namespace that this one does not see."""
+    uid: int
+
+
+def credentials_of(connection: socket.socket) -> Credentials:
+    """Ask the kernel who is at the other end."""
     credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size)
     pid, uid, _ = _UCRED.unpack(credentials)
+    return Credentials(pid, uid)
+
+
+def peer_of(connection: socket.socket) -> Peer:
+    """Who is at the other end, to be watched. Raises SwiftCacheError if that process cannot be:
+    it has ended, or lives in a process namespace that this one does not see."""
+    pid, uid = credentials_of(connection)
     if pid <= 0:
         raise SwiftCacheError(
             "the peer's process is not visible from here: run donor and receiver in one process "

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 from swiftcache_tier.control.door import connect_door
 from swiftcache_tier.control.messages import (
@@ -48,7 +48,8 @@ def ask(
     with connect_door(paths) as connection:
         connection.settimeout(settings.status_timeout_s)
         with named_failures(paths, settings.status_timeout_s):
-            send_fds(connection, encode(request), ())
+            with suppress(BrokenPipeError):  # turned away at once; what it says can be read
+                send_fds(connection, encode(request), ())
             record = recv_fds(connection, settings.message_bytes_max, 1)
     for descriptor in record.descriptors:
         os.close(descriptor)

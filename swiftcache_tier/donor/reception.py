@@ -8,9 +8,10 @@ import os
 import socket
 from collections import Counter
 from collections.abc import Callable
+from contextlib import suppress
 
 from swiftcache_tier.control.complaints import Complaints
-from swiftcache_tier.control.credentials import Peer, peer_of, user_name
+from swiftcache_tier.control.credentials import Peer, credentials_of, peer_of, user_name
 from swiftcache_tier.control.messages import (
     AT_DOOR,
     AtDoor,
@@ -79,16 +80,35 @@ class Reception:
             logger.error("a connection cannot be accepted: %s", error)
             await asyncio.sleep(self._settings.heartbeat_s)
             return
+        connection.setblocking(False)
+        pid, uid = credentials_of(connection)
+        if uid not in self._allowed_uids:
+            # before it speaks: a stranger that is silent would take a place until its time is up
+            self._turn_away(connection, pid, uid)
+            return
         if len(self._waiting) >= self._settings.sessions_max:
             self._complaints.note(
                 None, f"a connection is refused: {len(self._waiting)} others wait"
             )
             connection.close()
             return
-        connection.setblocking(False)
         task = asyncio.create_task(self._receive(connection))
         self._waiting.add(task)
         task.add_done_callback(self._waiting.discard)
+
+    def _turn_away(self, connection: socket.socket, pid: int, uid: int) -> None:
+        user = user_name(uid)
+        refusal = (
+            f"user {user} may not use this donor: start it with --allow-user {user}, or run "
+            f"as the user that started it"
+        )
+        self._complaints.note(pid, f"refused process {pid}: {refusal}")
+        with connection, suppress(OSError):  # it may be gone
+            # Closing a connection with a message unread would lose the answer to it.
+            connection.shutdown(socket.SHUT_RD)
+            while connection.recv(1):
+                pass
+            connection.send(encode(Error(code=ErrorCode.NOT_ALLOWED, message=refusal)))
 
     async def _receive(self, connection: socket.socket) -> None:
         channel = RecordChannel(connection, self._settings.message_bytes_max, 0)
@@ -135,14 +155,6 @@ class Reception:
             raise MessageError(ErrorCode.TOO_LARGE, str(error)) from error
         if not record.payload:
             return False
-        # Only now: closing a connection with a message unread would lose the answer to it.
-        if peer.uid not in self._allowed_uids:
-            user = user_name(peer.uid)
-            raise MessageError(
-                ErrorCode.NOT_ALLOWED,
-                f"user {user} may not use this donor: start it with --allow-user {user}, or run "
-                f"as the user that started it",
-            )
         check_protocol(record.payload, f"process {peer.pid}")
         message = decode(AT_DOOR, record.payload, self._settings.message_bytes_max)
         if isinstance(message, Hello):

@@ -22,7 +22,7 @@ class Donation:
     lost: bool = False
     lost_s: float = 0.0
     asked_s: float = 0.0
-    """When the oldest reclaim that is not finished was entered."""
+    """When the donor asked for the oldest reclaim that is not finished."""
     deadline_s: float = 0.0
     """What it was given, from then on."""
     retiring_blocks_seen: int | None = None

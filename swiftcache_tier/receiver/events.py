@@ -42,8 +42,10 @@ class ReclaimAsked(NamedTuple):
 
     key: int
     slots: list[int]
+    asked_s: float
+    """When the donor's message came, by the monotonic clock."""
     deadline_s: float
-    """From now, when the event was made."""
+    """From then on."""
     reason: str
 
 

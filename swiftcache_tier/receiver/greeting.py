@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+from contextlib import suppress
 from typing import NamedTuple
 
 from swiftcache_tier.control.credentials import Peer, peer_of, user_name
@@ -77,7 +78,8 @@ async def _hello(
 ) -> Welcome:
     with named_failures(paths, settings.handshake_timeout_s):
         async with asyncio.timeout(settings.handshake_timeout_s):
-            await channel.send(encode(Hello(protocol=PROTOCOL, receiver=receiver_name)))
+            with suppress(BrokenPipeError):  # turned away at once; what it says can be read
+                await channel.send(encode(Hello(protocol=PROTOCOL, receiver=receiver_name)))
             record = await channel.receive()
     for descriptor in record.descriptors:
         os.close(descriptor)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import time
 from collections.abc import Callable
 from enum import StrEnum
 from typing import NoReturn
@@ -324,7 +325,11 @@ class DonorLink:
                 message.deadline_s,
                 message.reason,
             )
-            self._emit(ReclaimAsked(self.key, answer.vacate, message.deadline_s, message.reason))
+            self._emit(
+                ReclaimAsked(
+                    self.key, answer.vacate, time.monotonic(), message.deadline_s, message.reason
+                )
+            )
 
     def _note_settled(self) -> None:
         if 0 < self._target <= self.lent.held:

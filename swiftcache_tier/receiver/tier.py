@@ -277,8 +277,7 @@ class DonorTier:
                 donation.gb_per_s = event.gb_per_s
                 self._pool.set_rank(event.key, donation.joined.link.rank(event.gb_per_s))
             case ReclaimAsked():
-                self._reclaims.asked += not self._donations[event.key].retiring
-                self._retire(event.key, event.slots, event.deadline_s)
+                self._ask_back(event)
             case DonorLost():
                 self._lose(event)
 
@@ -304,13 +303,21 @@ class DonorTier:
             },
         )
 
+    def _ask_back(self, event: ReclaimAsked) -> None:
+        donation = self._donations[event.key]
+        if not donation.retiring:
+            self._reclaims.asked += 1
+            donation.asked_s = event.asked_s
+            donation.deadline_s = event.deadline_s
+        self._retire(event.key, event.slots)
+
     def _lose(self, event: DonorLost) -> None:
         donation = self._donations[event.key]
         donation.lost = True
         donation.lost_s = time.monotonic()
         if donation.mapped:
             self._reclaims.lost += 1
-        self._retire(event.key, sorted(donation.mapped), 0.0)
+        self._retire(event.key, sorted(donation.mapped))
         counts = self._pool.donor_counts(event.key)
         logger.log(
             logging.WARNING if donation.mapped else logging.INFO,
@@ -330,12 +337,9 @@ class DonorTier:
             },
         )
 
-    def _retire(self, key: int, slots: list[int], deadline_s: float) -> None:
+    def _retire(self, key: int, slots: list[int]) -> None:
         donation = self._donations[key]
         self._pool.retire_slots(key, slots)
-        if not donation.retiring:
-            donation.asked_s = time.monotonic()
-            donation.deadline_s = deadline_s
         donation.retiring.update(slots)
         donation.retiring_blocks_seen = None
         self._to_finish.add(key)

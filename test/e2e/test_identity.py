@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,7 @@ from support.donors import Donor
 from support.processes import wait_until
 from support.server import Server
 
-GONE_DEADLINE_S = 60.0
+DEADLINE_S = 60.0
 
 
 def donor_names(server: Server) -> set[str]:
@@ -23,7 +24,7 @@ def donor_names(server: Server) -> set[str]:
 def wait_for_donors(server: Server, *names: str) -> None:
     wait_until(
         lambda: donor_names(server) == set(names) and blocks_settled(server),
-        GONE_DEADLINE_S,
+        DEADLINE_S,
         f"the server's donors are {names or 'none'}",
     )
 
@@ -54,6 +55,7 @@ def server(
         *SMALL_POOL,
         *("--page-size", "16", "--chunked-prefill-size", "128"),
         *("--swiftcache-donors", "--swiftcache-runtime-dir", str(runtime_dir)),
+        env={"SWIFTCACHE_AUDIT_INTERVAL_S": "0.1"},
         tmp_path=tmp_path_factory.mktemp("server"),
     ) as running:
         yield running
@@ -132,6 +134,40 @@ def test_donors_come_and_go(
         assert donor_tokens(turns) > 0
 
 
+def test_a_paused_engine_gives_memory_back(
+    server: Server, runtime_dir: Path, expected_outputs: list[list[int]]
+) -> None:
+    """Also in the midst of a request, whose tokens are those of one that was never paused."""
+    prompt, tokens = [7] * 100, 300
+    (undisturbed,) = server.generate(prompt, tokens)
+    server.flush()
+    wait_for_donors(server, "first")
+    with Donor(runtime_dir, "second") as second, ThreadPoolExecutor(1) as asker:
+        wait_for_donors(server, "first", "second")
+        hold(server)
+        before = server.swiftcache()
+        answer = asker.submit(server.generate, prompt, tokens)
+        wait_until(
+            lambda: server.swiftcache()["requests"] > before["requests"],
+            DEADLINE_S,
+            "the request runs",
+        )
+        server.pause()
+        try:
+            assert second.leave() == 0
+            wait_for_donors(server, "first")
+            assert not answer.done()
+        finally:
+            server.go_on()
+        assert answer.result()[0]["output_ids"] == undisturbed["output_ids"]
+    after = server.swiftcache()
+    assert after["moved_blocks"] > before["moved_blocks"]
+    assert after["reclaims"]["in_time"] == before["reclaims"]["in_time"] + 1
+    assert after["audits"]["done"] > before["audits"]["done"]
+    assert after["audits"]["found"] == 0
+    assert outputs(hold(server)) == expected_outputs
+
+
 def test_without_any_donor_it_recomputes_and_takes_the_next_that_comes(
     tiny_model: Path, tmp_path: Path, expected_outputs: list[list[int]]
 ) -> None:
@@ -180,6 +216,4 @@ def test_write_back_on_a_tier_that_is_too_small(
         assert donor_tokens(turns) > 0
         state = server.swiftcache()
         assert state["blocks"]["total"] * state["block_bytes"] == 512 << 10
-    wait_until(
-        lambda: not list((tmp_path / "rt").iterdir()), GONE_DEADLINE_S, "the owned donor ended"
-    )
+    wait_until(lambda: not list((tmp_path / "rt").iterdir()), DEADLINE_S, "the owned donor ended")

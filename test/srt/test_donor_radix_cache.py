@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from sglang.srt.mem_cache.base_prefix_cache import EvictParams
 from sglang.srt.mem_cache.radix_cache import TreeNode
 
+from sglang.srt.swiftcache import tier_wiring
 from sglang.srt.swiftcache.expiry import Expiry
 from sglang.srt.swiftcache.vacate import Vacater
 from support.kv_tree import Running, Tree
@@ -66,6 +68,25 @@ def test_memory_asked_back_is_moved_to_another_donor(page_size: int) -> None:
     assert tree.cache.stats.moved_blocks > 0
     assert tree.cache.stats.lost_blocks == 0
     assert tree.run(prompt(0, 8, page_size)) == 8 * page_size
+    tree.check()
+
+
+def test_memory_asked_back_is_given_back_while_the_engine_is_paused(page_size: int) -> None:
+    tree = Tree(page_size, pages=16, policy="write_through")
+    tree.tier.join(1, extents=8)
+    filled(tree, kinds=4)
+    tree.tier.join(2, extents=8)
+    running = tree.start(prompt(0, 10, page_size))  # on what comes from donors
+    assert running is not None
+    tree.tier.ask_back(1, range(8))
+    for paused in (False, True, True):
+        assert tree.tier.waiting, "an engine that is not paused does this in its step"
+        scheduler = SimpleNamespace(tree_cache=tree.cache, _engine_paused=paused)
+        tier_wiring.follow_donors_while_paused(None, scheduler, [])
+    assert not tree.tier.waiting
+    tree.check([running])
+    tree.check_content(running.tokens, running.slots)
+    tree.finish(running)
     tree.check()
 
 

@@ -66,7 +66,8 @@ def test_without_donors_sglang_builds_its_own_host_pool(monkeypatch: pytest.Monk
 
 
 def test_without_donors_the_other_hooks_change_nothing() -> None:
-    scheduler = SimpleNamespace(tree_cache=object())
+    scheduler = SimpleNamespace(tree_cache=object(), _engine_paused=True)
+    tier_wiring.follow_donors_while_paused(None, scheduler, [])
     output = SimpleNamespace(internal_state={})
     tier_wiring.add_state(output, scheduler, None)
     assert output.internal_state == {}

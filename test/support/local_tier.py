@@ -111,6 +111,9 @@ class LocalTier:
     def must_vacate(self) -> np.ndarray:
         return self.pool.retiring_in_use()
 
+    def extents_to_return(self) -> int:
+        return sum(len(slots) for _, slots in self._asked_back)
+
     def addresses(self, ids: np.ndarray) -> np.ndarray:
         return self._range.base + ids * self.block_bytes
 

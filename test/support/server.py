@@ -174,6 +174,13 @@ class Server:
         """Empty the prefix cache; waits up to ``timeout_s`` for running requests to finish."""
         self._post(f"/flush_cache?timeout={timeout_s}", None)
 
+    def pause(self) -> None:
+        """The engine stops in the midst of its requests, until it is to go on."""
+        self._post("/pause_generation", {"mode": "in_place"})
+
+    def go_on(self) -> None:
+        self._post("/continue_generation", {})
+
     def server_info(self) -> dict[str, Any]:
         result: dict[str, Any] = self._get("/server_info").json()
         return result

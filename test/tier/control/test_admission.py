@@ -10,7 +10,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing, contextmanager, suppress
+from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import replace
 from typing import Any
 
@@ -19,6 +19,9 @@ import psutil
 import pytest
 import zmq
 
+from swiftcache_tier.control import query
+from swiftcache_tier.control.credentials import Credentials
+from swiftcache_tier.control.door import connect_door
 from swiftcache_tier.control.messages import (
     FROM_DOOR,
     PROTOCOL,
@@ -29,6 +32,7 @@ from swiftcache_tier.control.messages import (
     Farewell,
     Hello,
     LimitRequest,
+    MessageError,
     Ping,
     Pong,
     Released,
@@ -37,8 +41,13 @@ from swiftcache_tier.control.messages import (
     Welcome,
     encode,
 )
+from swiftcache_tier.control.query import query_status
+from swiftcache_tier.control.records import RecordChannel
 from swiftcache_tier.control.runtime_dir import donor_paths
+from swiftcache_tier.donor import reception
+from swiftcache_tier.donor.reception import Reception
 from swiftcache_tier.extents import recv_fds, send_fds
+from swiftcache_tier.receiver import greeting
 from swiftcache_tier.receiver.greeting import greet
 from swiftcache_tier.receiver.reach import Reach
 
@@ -391,6 +400,70 @@ def test_another_user_that_is_allowed_is_let_in(
     assert "chmod 711" in donor.log()
     assert all(path.stat().st_mode & 0o777 == 0o666 for path in donor.paths)
     assert ask_as_nobody(donor, child_env, settings) == "let in: a\n"
+
+
+def test_strangers_keep_nobody_out(
+    runtime_dir: Any, settings: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each is refused at once, silent or not, and the one place at the door stays free."""
+    stranger, friend = 4242, os.geteuid()
+    comers = iter([stranger, stranger, friend])
+    monkeypatch.setattr(
+        reception, "credentials_of", lambda _: Credentials(os.getpid(), next(comers))
+    )
+    paths = donor_paths(runtime_dir, "a")
+    narrow = replace(settings, sessions_max=1, handshake_timeout_s=2 * DEADLINE_S)
+
+    def answer(message: Any, _: Any) -> StatusReply:
+        raise MessageError(ErrorCode.FULL, f"{type(message).__name__} was heard")
+
+    async def hear(channel: RecordChannel) -> Any:
+        return FROM_DOOR.decode((await channel.receive()).payload)
+
+    async def come_in_turn(door: socket.socket, channels: list[RecordChannel]) -> None:
+        request = encode(StatusRequest(PROTOCOL))
+        await channels[1].send(request)
+        at_work = Reception(door, frozenset({friend}), narrow, answer, lambda *_: None)
+        serving = asyncio.create_task(at_work.run())
+        async with asyncio.timeout(DEADLINE_S):
+            for channel in channels[:2]:
+                refusal = await hear(channel)
+                assert refusal.code == ErrorCode.NOT_ALLOWED
+                assert "user 4242 may not use this donor" in refusal.message
+                assert "--allow-user 4242" in refusal.message
+                assert (await channel.receive()).payload == b"", "it is shown out"
+            await channels[2].send(request)
+            assert (await hear(channels[2])).message == "StatusRequest was heard"
+        serving.cancel()
+
+    with ExitStack() as stack:
+        door = stack.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET))
+        door.bind(str(paths.door))
+        stack.callback(paths.door.unlink)
+        door.setblocking(False)
+        door.listen()
+        channels = [RecordChannel(connect_door(paths), 1 << 16, 0) for _ in range(3)]
+        for channel in channels:
+            stack.callback(channel.close)
+        asyncio.run(come_in_turn(door, channels))
+
+
+@pytest.mark.parametrize("module", [query, greeting], ids=["query", "greeting"])
+def test_who_is_refused_before_it_speaks_hears_why(
+    module: Any, runtime_dir: Any, settings: Any, one_line: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with theirs:
+        theirs.shutdown(socket.SHUT_RD)
+        theirs.send(encode(Error(code=ErrorCode.NOT_ALLOWED, message="not for user x")))
+    ours.setblocking(False)
+    monkeypatch.setattr(module, "connect_door", lambda _: ours)
+    paths = donor_paths(runtime_dir, "a")
+    calls = {
+        query: lambda: query_status(paths, settings),
+        greeting: lambda: asyncio.run(greet(paths, "me", True, Reach("cpu"), settings)),
+    }
+    assert "refuses: not for user x" in one_line(calls[module])
 
 
 SAY_AS_NOBODY = """

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import gc
+import logging
 import signal
+import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -13,6 +16,7 @@ import psutil
 import pytest
 
 from support.raw_memory import no_descriptor_leaks
+from swiftcache_tier.receiver import tier as tier_module
 from swiftcache_tier.settings import Settings
 
 BLOCK = 1 << 17  # eight to an extent
@@ -142,6 +146,31 @@ def test_a_donor_that_ends_does_not_wait_for_ever(
     assert user.holds(ids, 9)
     user.tier.free(ids)
     user.poll_for(lambda: user.tier.total_blocks == 0, "its memory is unmapped")
+
+
+def test_a_reclaim_is_late_where_the_scheduler_was_stuck(
+    start_donor: Any,
+    start_tier: Any,
+    settings: Settings,
+    wait_for: Any,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It does not even see in time that it is asked."""
+    caplog.set_level(logging.INFO)
+    donor = start_donor("a", "2MiB")
+    user = start_tier(donor.spec)
+    donor.signal(signal.SIGTERM)
+    wait_for(lambda: "asks 2 extents (2 MiB) back" in caplog.text, "the donor asks")
+    stuck_s = 2 * settings.reclaim_deadline_s
+    later = SimpleNamespace(monotonic=lambda: time.monotonic() + stuck_s)
+    monkeypatch.setattr(tier_module, "time", later)
+    user.poll_for(lambda: donor.process.poll() is not None, "the donor ends")
+    reclaims = user.tier.status()["reclaims"]
+    assert (reclaims["asked"], reclaims["in_time"], reclaims["late"]) == (1, 0, 1)
+    assert reclaims["seconds"] > stuck_s
+    (spent_s,) = user.tier.reclaim_seconds
+    assert spent_s > stuck_s
 
 
 def test_a_second_interrupt_ends_a_donor_at_once(start_donor: Any, start_tier: Any) -> None:

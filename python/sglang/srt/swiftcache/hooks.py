@@ -118,6 +118,15 @@ HOOKS = (
         "running_batch, last_batch, result_queue, chunked_req, waiting_queue and forward_ct",
     ),
     Hook(
+        "sglang.srt.managers.scheduler.Scheduler.process_input_requests",
+        HookType.AFTER,
+        tier_wiring.follow_donors_while_paused,
+        reason="the event loops leave out everything else while the engine is paused, and donors "
+        "want memory back then too",
+        on_upgrade="still called at every turn, before _engine_paused skips the rest; nothing is "
+        "half done between it and get_new_batch_prefill",
+    ),
+    Hook(
         "sglang.srt.managers.tokenizer_manager.TokenizerManager.init_metric_collector_watchdog",
         HookType.AFTER,
         ttft.register,

@@ -46,6 +46,18 @@ def watch_scheduler(_: Any, scheduler: Any) -> None:
         scheduler.tree_cache.watch(scheduler)
 
 
+def follow_donors_while_paused(_: Any, scheduler: Any, *__: Any) -> None:
+    """Scheduler.process_input_requests: all that a paused engine does.
+
+    It stands between two steps, as where the scheduler calls ``check_hicache_events`` otherwise:
+    a launched forward may still run then too, and what it reads or writes on donors is in transfer.
+    """
+    from sglang.srt.swiftcache.donor_radix_cache import DonorRadixCache
+
+    if scheduler._engine_paused and isinstance(scheduler.tree_cache, DonorRadixCache):
+        scheduler.tree_cache.check_hicache_events()
+
+
 def add_state(output: Any, scheduler: Any, *_: Any) -> None:
     """Scheduler.get_internal_state: how the tier stands, and what the server itself lends."""
     from sglang.srt.swiftcache.donor_radix_cache import DonorRadixCache

@@ -3,8 +3,8 @@
 The scheduler thread notes at each step how far each kind of work has come; a thread of the
 watchdog's own looks now and then whether anything has moved. If not for ``stall_s``, the state is
 read on the scheduler thread, between two steps; where that is stuck inside one, on the watchdog's,
-with the stack that it is stuck in. Nothing is ended or repaired: SGLang's own watchdog ends a
-server whose forward does not come back.
+with the stack that it is stuck in. While its user has paused the engine, nothing needs to move.
+Nothing is ended or repaired: SGLang's own watchdog ends a server whose forward does not come back.
 """
 
 from __future__ import annotations
@@ -86,9 +86,11 @@ class Watchdog:
         before: dict[str, Work] = {}
         reported: set[str] = set()
         while not pause.wait(self._stall_s / LOOKS_PER_STALL):
-            now = {**self._work, "scheduler": Work(self._is_expected_to_step(), self._steps)}
+            # the loop turns even when idle, every second at least
+            now = {**self._work, "scheduler": Work(self._steps > 0, self._steps)}
+            paused = self._scheduler._engine_paused
             for name, work in now.items():
-                stands = work.waiting and before.get(name) == work
+                stands = work.waiting and before.get(name) == work and not paused
                 still[name] = still.get(name, 0) + 1 if stands else 0
                 if not stands:
                     reported.discard(name)
@@ -97,10 +99,6 @@ class Watchdog:
             if not set(stalled) <= reported:
                 reported.update(stalled)
                 self._report(stalled)
-
-    def _is_expected_to_step(self) -> bool:
-        # the loop turns even when idle, every second at least, unless its user has paused it
-        return self._steps > 0 and not self._scheduler._engine_paused
 
     def _report(self, stalled: list[str]) -> None:
         self.stalls += 1
