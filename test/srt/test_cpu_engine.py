@@ -25,7 +25,7 @@ def imported_with(*arguments: str) -> str:
         env=env,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=300,
     )
     return next(x for x in done.stdout.splitlines() if x.startswith("ENGINE"))
 

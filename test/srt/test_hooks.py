@@ -117,7 +117,7 @@ def test_arguments_resolve_as_without_the_plugin(tiny_model: Path) -> None:
     for plugins_ in ("", "none"):
         env = {**os.environ, "SGLANG_PLUGINS": plugins_}
         done = subprocess.run(
-            [sys.executable, "-c", program], env=env, capture_output=True, text=True, timeout=120
+            [sys.executable, "-c", program], env=env, capture_output=True, text=True, timeout=300
         )
         line = next((x for x in done.stdout.splitlines() if x.startswith("ARGS")), None)
         assert line is not None, done.stderr[-2000:]
