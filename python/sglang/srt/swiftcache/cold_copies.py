@@ -14,15 +14,13 @@ import heapq
 import time
 from typing import TYPE_CHECKING
 
-from sglang.srt.swiftcache.vacate import Vacater, subtree
+from sglang.srt.swiftcache.vacate import LOOKING_SHARE, Vacater, descendants
 
 if TYPE_CHECKING:
     from sglang.srt.mem_cache.radix_cache import TreeNode
 
     from sglang.srt.swiftcache.donor_radix_cache import DonorRadixCache
 
-# Looking through the tree takes no more of the scheduler's time.
-LOOKING_SHARE = 0.01
 LOOK_INTERVAL_MIN_S = 0.1
 
 
@@ -65,7 +63,7 @@ class ColdCopies:
         of what is on the device: what is being stored cannot be evicted.
         """
         cache, pool = self._cache, self._cache.tier_pool
-        tree = [n for n in subtree(cache.root_node) if n is not cache.root_node]
+        tree = list(descendants(cache.root_node))
         nodes = [n for n in tree if not n.evicted]
         self._some_without = any(not n.backuped for n in nodes)
         nodes.sort(key=cache.eviction_strategy.get_priority)

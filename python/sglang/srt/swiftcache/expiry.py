@@ -12,6 +12,8 @@ import logging
 import time
 from typing import TYPE_CHECKING
 
+from sglang.srt.swiftcache.vacate import descendants
+
 if TYPE_CHECKING:
     from sglang.srt.mem_cache.radix_cache import TreeNode
 
@@ -44,11 +46,7 @@ class Expiry:
     def forget_older_than(self, used_s: float) -> int:
         """Forget what was last used before ``used_s``, a monotonic time. Returns tokens."""
         cache = self._cache
-        nodes, stack = [], list(cache.root_node.children.values())
-        while stack:
-            node = stack.pop()
-            nodes.append(node)
-            stack.extend(node.children.values())
+        nodes = list(descendants(cache.root_node))
         tokens = sum(
             self._forget(node)
             for node in reversed(nodes)  # leaves first

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from sglang.srt.swiftcache.elastic_allocator import ElasticAllocator
+from sglang.srt.swiftcache.vacate import descendants
 
 if TYPE_CHECKING:
     from sglang.srt.mem_cache.radix_cache import TreeNode
@@ -37,7 +38,7 @@ class StateDump:
     def __init__(self, scheduler: Any, cache: DonorRadixCache) -> None:
         self._scheduler = scheduler
         self._cache = cache
-        self._nodes = list(_nodes(cache))
+        self._nodes = list(descendants(cache.root_node))
         self._holders = self._running()
 
     def as_dict(self) -> dict[str, Any]:
@@ -224,14 +225,6 @@ class StateDump:
                 "every transfer under way has an event that will complete it",
                 f"{under_way} are under way, and nothing is queued",
             )
-
-
-def _nodes(cache: DonorRadixCache) -> Iterator[TreeNode]:
-    stack = list(cache.root_node.children.values())
-    while stack:
-        node = stack.pop()
-        yield node
-        stack.extend(node.children.values())
 
 
 def _request(request: Any) -> dict[str, Any]:

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-# Looking through the tree for what could not be found takes no more of the scheduler's time.
+# Looking through the tree takes no more of the scheduler's time.
 LOOKING_SHARE = 0.01
 
 
@@ -58,11 +58,12 @@ class Vacater:
         every step.
         """
         pool = self._cache.tier_pool
-        doomed = np.sort(pool.tier.must_vacate())
+        doomed = pool.tier.must_vacate()
         if doomed.size == 0:
             self._queue.clear()
             self._left = 0
             return
+        doomed = np.sort(doomed)
         busy = self.in_flight()
         if pool.replicas is not None:
             pool.replicas.drop(doomed, keep=self.blocks_in_flight())
@@ -164,7 +165,7 @@ class Vacater:
         """Nodes with copies in these blocks, ascending ids: the hottest get the free blocks, and
         what they evict is colder. Each comes after its ancestors, without which it is of no use."""
         pool, root = self._cache.tier_pool, self._cache.root_node
-        nodes = [n for n in subtree(root) if n.host_value is not None and n is not root]
+        nodes = [n for n in descendants(root) if n.host_value is not None]
         if not nodes:
             return []
         copies = [pool.blocks_of(node.host_value) for node in nodes]
@@ -310,3 +311,10 @@ def subtree(root: TreeNode) -> Iterator[TreeNode]:
         node = stack.pop()
         yield node
         stack.extend(node.children.values())
+
+
+def descendants(root: TreeNode) -> Iterator[TreeNode]:
+    """All nodes below one, parents first."""
+    nodes = subtree(root)
+    next(nodes)
+    return nodes

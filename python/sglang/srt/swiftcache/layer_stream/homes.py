@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from sglang.srt.swiftcache.vacate import Vacater, subtree
+from sglang.srt.swiftcache.vacate import Vacater, descendants, subtree
 from swiftcache_tier.errors import SwiftCacheError
 from swiftcache_tier.sizes import format_size
 from swiftcache_tier.stream import PageBook
@@ -136,8 +136,7 @@ class StreamVacater(Vacater):
         """
         cache = self._stream_cache
         busy = self.in_flight()
-        on_device = [n for n in subtree(cache.root_node) if n is not cache.root_node]
-        for node in sorted(on_device, key=lambda n: n.last_access_time):
+        for node in sorted(descendants(cache.root_node), key=lambda n: n.last_access_time):
             if tokens <= 0:
                 return
             below = node.children.values()
@@ -203,8 +202,8 @@ class StreamVacater(Vacater):
         cache = self._stream_cache
         found = [
             cache.allocator.book.pages_with_homes_in(cache.tier_pool.blocks_of(node.host_value))
-            for node in subtree(cache.root_node)
-            if node is not cache.root_node and cache.is_window(node)
+            for node in descendants(cache.root_node)
+            if cache.is_window(node)
         ]
         return np.concatenate(found) if found else np.empty(0, dtype=np.int64)
 
