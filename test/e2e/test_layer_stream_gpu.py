@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
 import pytest
@@ -27,11 +27,10 @@ pytestmark = [
 SHAPE = TinyShape(
     layers=8, hidden=1024, heads=32, kv_heads=8, head_dim=128, intermediate=512, context=65536
 )
-PAGE = 16
-REGULAR, WINDOW = 2 * 1024 - PAGE, 16 * 1024
+WINDOW = 16 * 1024
 FLAGS = (
     *("--device", "cuda", "--dtype", "bfloat16", "--random-seed", "1"),
-    *("--page-size", str(PAGE), "--chunked-prefill-size", "2048"),
+    *("--chunked-prefill-size", "2048"),
     *("--sampling-backend", "pytorch", "--grammar-backend", "none"),
     *("--cuda-graph-max-bs-decode", "16", "--mem-fraction-static", "0.3"),
     "--cuda-graph-backend-prefill=disabled",
@@ -47,15 +46,58 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return build_tiny_model(tmp_path_factory.mktemp("model") / "wide-qwen3", SHAPE)
 
 
+def regular_tokens(page: int) -> int:
+    return 2 * 1024 - page
+
+
 @contextmanager
-def serving(model: Path, tmp_path: Path, *flags: str, **env: str) -> Iterator[Server]:
-    server = Server(model, *flags, tmp_path=tmp_path, env=env, base_flags=FLAGS, deadline_s=150)
+def serving(model: Path, tmp_path: Path, page: int, *flags: str, **env: str) -> Iterator[Server]:
+    server = Server(
+        model,
+        *("--page-size", str(page)),
+        *flags,
+        tmp_path=tmp_path,
+        env=env,
+        base_flags=FLAGS,
+        deadline_s=150,
+    )
     with server:
         yield server
 
 
+def all_regular(
+    model: Path, tmp_path: Path, page: int, *flags: str
+) -> AbstractContextManager[Server]:
+    """With R + W regular slots, and no window."""
+    total = ("--max-total-tokens", str(regular_tokens(page) + WINDOW))
+    return serving(model, tmp_path, page, *total, *flags)
+
+
+def streaming(
+    model: Path, tmp_path: Path, page: int, *flags: str, **env: str
+) -> AbstractContextManager[Server]:
+    """With R regular and W window slots, and a donor."""
+    donor = "cuda:1=4GiB" if torch.cuda.device_count() > 1 else "host=4GiB"
+    return serving(
+        model,
+        tmp_path,
+        page,
+        *("--max-total-tokens", str(regular_tokens(page))),
+        *("--swiftcache-layer-stream", str(WINDOW), "--swiftcache-donors", donor),
+        *("--swiftcache-runtime-dir", str(tmp_path / "r")),
+        *flags,
+        **env,
+    )
+
+
 def answers(server: Server) -> list[Answer]:
-    return hold(server, REGULAR, factors=FACTORS, at_once=0)
+    return hold(server, regular_tokens(16), factors=FACTORS, at_once=0)
+
+
+def assert_streamed(server: Server) -> None:
+    state = server.swiftcache()["layer_stream"]
+    assert state["bytes"]["gathered"] > 0
+    assert state["host_reads"] == 0
 
 
 _expected: dict[str, list[Answer]] = {}
@@ -68,10 +110,9 @@ def backend(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture
 def expected(backend: str, model: Path, tmp_path: Path) -> list[Answer]:
-    """What the same server says with R + W regular slots; once for each backend."""
+    """What the same server says with all slots regular; once for each backend."""
     if backend not in _expected:
-        flags = ("--attention-backend", backend, "--max-total-tokens", str(REGULAR + WINDOW))
-        with serving(model, tmp_path, *flags) as server:
+        with all_regular(model, tmp_path, 16, "--attention-backend", backend) as server:
             _expected[backend] = answers(server)
     return _expected[backend]
 
@@ -82,16 +123,7 @@ def expected(backend: str, model: Path, tmp_path: Path) -> list[Answer]:
 def test_streamed_contexts_give_the_same_tokens(
     model: Path, tmp_path: Path, backend: str, expected: list[Answer], cycles: int, graphs: bool
 ) -> None:
-    flags = [
-        *("--attention-backend", backend, "--max-total-tokens", str(REGULAR)),
-        *(
-            "--swiftcache-layer-stream",
-            str(WINDOW),
-            "--swiftcache-runtime-dir",
-            str(tmp_path / "r"),
-        ),
-        *("--swiftcache-donors", "cuda:1=4GiB" if torch.cuda.device_count() > 1 else "host=4GiB"),
-    ]
+    flags = ["--attention-backend", backend]
     if not graphs:
         flags.append("--disable-cuda-graph")
     env = {}
@@ -99,9 +131,29 @@ def test_streamed_contexts_give_the_same_tokens(
         # SGLang itself may lie on this path.
         path = os.pathsep.join(filter(None, (str(FAULTS), os.environ.get("PYTHONPATH"))))
         env = {"PYTHONPATH": path, "TEST_DELAY_CYCLES": str(cycles)}
-    with serving(model, tmp_path, *flags, **env) as server:
+    with streaming(model, tmp_path, 16, *flags, **env) as server:
         found = answers(server)
-        state = server.swiftcache()["layer_stream"]
+        assert_streamed(server)
     assert_same(found, expected, TOLERANCE)
-    assert state["bytes"]["gathered"] > 0
-    assert state["host_reads"] == 0
+
+
+@pytest.mark.parametrize(
+    ("page", "flags"),
+    [
+        # As many requests at once change a batch's rounding otherwise.
+        (16, ("--enable-deterministic-inference",)),
+        (64, ("--enable-deterministic-inference",)),
+        (16, ("--kv-cache-dtype", "fp8_e5m2", "--enable-deterministic-inference")),
+    ],
+    ids=["16", "64", "fp8"],
+)
+def test_sixteen_requests_share_a_streamed_prefix(
+    model: Path, tmp_path: Path, page: int, flags: tuple[str, ...]
+) -> None:
+    found = {}
+    for place in (all_regular, streaming):
+        with place(model, tmp_path, page, "--attention-backend", "triton", *flags) as server:
+            found[place] = hold(server, regular_tokens(page), factors=(1.0,))
+            if place is streaming:
+                assert_streamed(server)
+    assert_same(found[streaming], found[all_regular], TOLERANCE)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 from types import SimpleNamespace
+from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -54,6 +56,51 @@ def test_without_donors_the_same_prefix_is_recomputed(page_size: int) -> None:
     assert cached is not None
     assert cached < 8 * page_size
     tree.check()
+
+
+def test_the_nodes_of_a_step_are_stored_by_one_operation() -> None:
+    tree = Tree(4, pages=48, policy="write_through")
+    tree.tier.join(1, extents=64)
+    requests = [tree.start(prompt(kind, 8, 4)) for kind in range(4)]
+    for request in requests:
+        assert request is not None
+        tree.finish(request)
+    controller = tree.cache.cache_controller
+    assert len(controller.write_queue) >= 4
+    assert not controller.ack_write_queue, "a store has begun in the middle of a step"
+    operations: list[int] = []
+    store = tree.cache.tier_pool.backup_from_device_all_layer
+    with mock.patch.object(
+        tree.cache.tier_pool,
+        "backup_from_device_all_layer",
+        lambda pool, blocks, *rest: (operations.append(len(blocks)), store(pool, blocks, *rest)),
+    ):
+        tree.cache.check_hicache_events()
+    assert operations == [sum(len(node.host_value) for node in tree.nodes())]
+    assert not tree.cache.ongoing_write_through
+    tree.cache.evict(EvictParams(num_tokens=48 * 4))
+    assert all(tree.run(prompt(kind, 8, 4)) == 32 for kind in range(4))
+    tree.check()
+
+
+def test_a_load_is_told_what_its_requests_compute_themselves() -> None:
+    tree = Tree(4, pages=48, policy="write_through")
+    tree.tier.join(1, extents=64)
+    filled(tree, kinds=2, pages=8)
+    tree.cache.check_hicache_events()
+    tree.cache.evict(EvictParams(num_tokens=48 * 4))
+    pool = tree.cache.tier_pool
+    told: list[int] = []
+    load = pool._paths.load
+
+    def noted(blocks: Any, pages: Any, new_tokens: int) -> Any:
+        told.append(new_tokens)
+        return load(blocks, pages, new_tokens)
+
+    with mock.patch.object(pool._paths, "load", noted):
+        for kind, pages in ((0, 8), (1, 11)):
+            assert tree.run(prompt(kind, pages, 4)) == 8 * 4
+    assert told == [0, 3 * 4]
 
 
 def test_memory_asked_back_is_moved_to_another_donor(page_size: int) -> None:

@@ -12,11 +12,12 @@ import torch
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import invariant, rule
+from sglang.srt.managers.cache_controller import CacheOperation
 from sglang.srt.mem_cache.base_prefix_cache import EvictParams
 from srt.test_donor_radix_cache import POLICIES, TreeMachine, filled, prompt
 
 from sglang.srt.swiftcache import verify
-from support.kv_tree import LAYERS, Tree
+from support.kv_tree import LAYERS, NO_BLOCKS, Tree
 
 
 def verifying(page_size: int = 4, policy: str = "write_through") -> Tree:
@@ -51,13 +52,18 @@ def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
 
 
 def check_checksums(tree: Tree) -> None:
-    """The blocks in use have one, and no others."""
+    """The blocks in use that have been stored have one, and no others."""
     checksums = tree.cache.tier_pool.checksums
     assert checksums is not None
-    in_use = tree.tier.pool.in_use()
-    assert len(checksums) == len(in_use)
+    queued = [tree.cache.tier_pool.blocks_of(op.host_indices) for op in queued_stores(tree)]
+    stored = np.setdiff1d(tree.tier.pool.in_use(), np.concatenate([NO_BLOCKS, *queued]))
+    assert len(checksums) == len(stored)
     # A missing one is a KeyError.
-    checksums.differ_in_memory(in_use, tree.tier.addresses(in_use))
+    checksums.differ_in_memory(stored, tree.tier.addresses(stored))
+
+
+def queued_stores(tree: Tree) -> list[CacheOperation]:
+    return list(tree.cache.cache_controller.write_queue)
 
 
 @pytest.mark.parametrize("page_size", [1, 4])
@@ -146,6 +152,7 @@ def test_a_store_that_went_wrong_is_not_blessed() -> None:
     tree = verifying()
     with mock.patch("swiftcache_kernel.reference.ReferenceTransfer.scatter_all"):
         filled(tree, kinds=1)
+        tree.cache.check_hicache_events()
     evict_all(tree)
     assert tree.run(prompt(0, 8, 4)) == 0
     assert tree.cache.stats.corrupt_blocks == 8
@@ -205,9 +212,11 @@ def test_flush_forgets_all_checksums() -> None:
     tree = verifying()
     filled(tree, kinds=4)
     assert len(tree.cache.tier_pool.checksums) > 0
+    assert queued_stores(tree), "the flush does not meet a store that is yet to begin"
     tree.cache.reset()
     tree.allocator.clear()
     assert len(tree.cache.tier_pool.checksums) == 0
+    assert not queued_stores(tree)
     filled(tree, kinds=4)
     check_checksums(tree)
 

@@ -130,7 +130,11 @@ class Tree:
         slots, node = match.device_indices, match.last_device_node
         with self._locked(node):
             if match.host_hit_length:
-                request = SimpleNamespace(host_hit_length=match.host_hit_length)
+                request = SimpleNamespace(
+                    host_hit_length=match.host_hit_length,
+                    prefix_indices=slots,
+                    full_untruncated_fill_ids=tokens,
+                )
                 loaded, node_after = cache.init_load_back(
                     InitLoadBackParams(
                         best_match_node=match.best_match_node,

@@ -182,7 +182,11 @@ class StreamTree:
                 InitLoadBackParams(
                     best_match_node=match.best_match_node,
                     host_hit_length=match.host_hit_length,
-                    req=SimpleNamespace(host_hit_length=match.host_hit_length),
+                    req=SimpleNamespace(
+                        host_hit_length=match.host_hit_length,
+                        prefix_indices=request.prefix_indices,
+                        full_untruncated_fill_ids=ids,
+                    ),
                 )
             )
             cache.dec_lock_ref(match.last_device_node)

@@ -33,8 +33,8 @@ from swiftcache_tier.spec import parse_specs
 logger = logging.getLogger(__name__)
 
 
-class _Operation(NamedTuple):
-    """One load or store of SGLang's controller, resolved on its first layer."""
+class _Load(NamedTuple):
+    """One load of SGLang's controller, resolved on its first layer."""
 
     host_indices: torch.Tensor
     device_indices: torch.Tensor
@@ -87,6 +87,8 @@ class DonorKVCache(HostKVCache):
         self.stored_bytes = 0
         self.in_flight: Callable[[np.ndarray], np.ndarray] | None = None
         """Which of some blocks a launched forward may still use; None where none ever does."""
+        self.new_tokens = 0
+        """What the requests of the loads that are queued now compute themselves."""
         self._held_back = np.empty(0, dtype=np.int64)
         self._page_offsets = torch.arange(page_size, dtype=torch.int64)
         self._buffers = (
@@ -95,7 +97,7 @@ class DonorKVCache(HostKVCache):
             else PoolBuffers(self.block_layout, device_pool.k_buffer, device_pool.v_buffer)
         )
         self._on_gpu = self._buffers.device.type == "cuda"
-        self._operation: _Operation | None = None
+        self._load: _Load | None = None
 
         args = get_server_args()
         self.settings = Settings.from_env()
@@ -194,7 +196,7 @@ class DonorKVCache(HostKVCache):
 
     def clear(self) -> None:
         """Free every slot: the tree was flushed. The memory stays with this server."""
-        self._operation = None
+        self._load = None
         self._wait_for_transfers()
         self._held_back = np.empty(0, dtype=np.int64)
         self.tier.free_all()
@@ -263,13 +265,13 @@ class DonorKVCache(HostKVCache):
 
         Both index tensors int64 [tokens], whole pages in the same order; host indices on the CPU.
         """
-        operation = self._resolve(host_indices, device_indices)
+        load = self._resolve(host_indices, device_indices)
         if layer_id == 0:
             self.traffic.load_begins(self.blocks_of(host_indices))
-        (operation.rest if layer_id else operation.first).gather(layer_id)
+        (load.rest if layer_id else load.first).gather(layer_id)
         if layer_id == self.layer_num - 1 and not self._on_gpu:
             self.traffic.load_has_ended()
-        self.loaded_bytes += operation.first.blocks * self.block_layout.layer_bytes
+        self.loaded_bytes += load.first.blocks * self.block_layout.layer_bytes
 
     def backup_from_device_all_layer(
         self,
@@ -282,15 +284,15 @@ class DonorKVCache(HostKVCache):
 
         Both index tensors int64 [tokens], whole pages in the same order; host indices on the CPU.
         """
-        operation = self._resolve(host_indices, device_indices)
-        operation.rest.scatter_all()
-        blocks = self.blocks_of(host_indices)
+        blocks, pages = self.blocks_of(host_indices), self._pages_of(device_indices)
+        transfer = self._paths.store(blocks, pages)
+        transfer.scatter_all()
         if self.replicas is not None:
             for copies in self.replicas.of(blocks).T:
-                self._store_copies(copies, operation.rest.pages)
+                self._store_copies(copies, pages)
         if self.checksums is not None:
-            self.checksums.record(blocks, operation.rest.pages)
-        self.stored_bytes += operation.rest.blocks * self.block_layout.block_bytes
+            self.checksums.record(blocks, pages)
+        self.stored_bytes += transfer.blocks * self.block_layout.block_bytes
         self.traffic.count("store", blocks)
 
     def _store_copies(self, copies: np.ndarray, pages: torch.Tensor) -> None:
@@ -303,28 +305,32 @@ class DonorKVCache(HostKVCache):
             if self._on_gpu:  # from pageable memory the call would wait for the stream
                 rows = rows.pin_memory().to(pages.device, non_blocking=True)
             pages = pages[rows]
-        _, transfer = self._paths.transfers(copies[placed], pages)
+        transfer = self._paths.store(copies[placed], pages)
         transfer.scatter_all()
         self.stored_bytes += transfer.blocks * self.block_layout.block_bytes
         self.traffic.count("store", copies[placed])
 
-    def _resolve(self, host_indices: torch.Tensor, device_indices: torch.Tensor) -> _Operation:
-        """Addresses, pages and paths of an operation; made on its first layer, kept for the rest.
+    def _resolve(self, host_indices: torch.Tensor, device_indices: torch.Tensor) -> _Load:
+        """Addresses, pages and paths of a load; made on its first layer, kept for the rest.
 
         What is allocated on the GPU belongs to the current stream, which is the one that uses it,
         so it may be dropped as soon as the last copy is queued. The index tensors are the
         controller's, which keeps them alive (``record_stream``).
         """
-        last = self._operation
+        last = self._load
         if (
             last is None
             or last.host_indices is not host_indices
             or last.device_indices is not device_indices
         ):
-            pages = device_indices.view(-1, self.page_size)[:, 0] // self.page_size
-            first, rest = self._paths.transfers(self.blocks_of(host_indices), pages)
-            last = self._operation = _Operation(host_indices, device_indices, first, rest)
+            blocks, pages = self.blocks_of(host_indices), self._pages_of(device_indices)
+            first, rest = self._paths.load(blocks, pages, self.new_tokens)
+            last = self._load = _Load(host_indices, device_indices, first, rest)
         return last
+
+    def _pages_of(self, indices: torch.Tensor) -> torch.Tensor:
+        """Device slots of whole pages [tokens] -> pages, int64 [tokens // page_size] there."""
+        return indices.view(-1, self.page_size)[:, 0] // self.page_size
 
     def _wait_for_transfers(self) -> None:
         """Until here, copies that nobody tracks any more may still read or write donor memory."""

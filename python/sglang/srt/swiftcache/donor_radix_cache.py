@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
+from sglang.srt.managers.cache_controller import HiCacheController
 from sglang.srt.mem_cache.hiradix_cache import HiRadixCache
 
 from sglang.srt.swiftcache.audit import Audit
@@ -43,6 +44,9 @@ class DonorRadixCache(HiRadixCache):
         self.stats = TierStats()
         self._cold_copies: ColdCopies | None = None
         super().__init__(params=params, server_args=server_args)
+        # To begin a store costs the scheduler time, whatever its size, and the controller would
+        # begin one for every node: those of a step begin together, in `_begin_stores`.
+        self.cache_controller.start_writing = _later
         self._vacater = Vacater(self)
         if self.chooses_copies and self.cache_controller.write_policy != "write_back":
             self._cold_copies = ColdCopies(self, self._vacater)
@@ -74,6 +78,7 @@ class DonorRadixCache(HiRadixCache):
 
     def check_hicache_events(self) -> None:
         """Called by the scheduler at every step, also when idle or only decoding."""
+        self._begin_stores()
         super().check_hicache_events()
         self.tier_pool.tier.poll()
         self._vacater.step()
@@ -90,13 +95,25 @@ class DonorRadixCache(HiRadixCache):
         if self._metrics is not None:
             self._metrics.step()
 
+    def writing_check(self, write_back: bool = False, finish_count: int | None = None) -> None:
+        # With write-back it waits for stores, in the middle of a step.
+        self._begin_stores()
+        super().writing_check(write_back, finish_count)
+
+    def _begin_stores(self) -> None:
+        """Of all nodes that were queued since the last call, by one operation."""
+        HiCacheController.start_writing(self.cache_controller)
+
     def write_backup(self, node: TreeNode, write_back: bool = False) -> int:
         if self._cold_copies is not None and not self._cold_copies.admits(len(node.value)):
             return 0
         return self.store_copy(node, write_back)
 
     def store_copy(self, node: TreeNode, write_back: bool = False) -> int:
-        """Begin to store a node on donors, after its ancestors. Returns tokens, 0 for no room."""
+        """Queue a node to be stored on donors, after its ancestors. Returns tokens, 0 for no room.
+
+        Until the store has ended the node is locked, and its blocks count as in transfer.
+        """
         # The parent evicts when a node does not fit. It does not fit either while its copies do
         # not; what eviction leaves without room is then stored with fewer.
         storable = write_back or node.parent is self.root_node or node.parent.backuped
@@ -133,6 +150,9 @@ class DonorRadixCache(HiRadixCache):
     def init_load_back(self, params: InitLoadBackParams) -> tuple[torch.Tensor, TreeNode]:
         if self._verifier is not None:
             params = self._verifier.before_load(params)
+        if params.req is not None:
+            cached = len(params.req.prefix_indices) + params.host_hit_length
+            self.tier_pool.new_tokens += len(params.req.full_untruncated_fill_ids) - cached
         loaded, last_node = super().init_load_back(params)
         if self._verifier is not None:
             loaded, last_node = self._verifier.after_load(loaded, last_node)
@@ -140,6 +160,12 @@ class DonorRadixCache(HiRadixCache):
             # A hit that was too short or found no device room is recomputed: report it so.
             params.req.host_hit_length = len(loaded)
         return loaded, last_node
+
+    def ready_to_load_host_cache(self) -> int:
+        """Called by the scheduler when a batch is complete: begins the loads of its requests."""
+        consumer: int = super().ready_to_load_host_cache()
+        self.tier_pool.new_tokens = 0
+        return consumer
 
     def _evict_regular(self, node: TreeNode) -> int:
         # The parent requires a leaf. With write-back a node may be left on the device alone while
@@ -178,3 +204,7 @@ class DonorRadixCache(HiRadixCache):
             "short_blocks": 0 if replicas is None else replicas.short,
             "refilled_blocks": 0 if refiller is None else refiller.blocks,
         }
+
+
+def _later() -> None:
+    """In place of the controller's ``start_writing``, where a node has been queued."""

@@ -19,13 +19,17 @@ class PageMajorPaths:
         self._buffers = buffers
         self._tier = tier
 
-    def transfers(
-        self, blocks: np.ndarray, pages: torch.Tensor
+    def load(
+        self, blocks: np.ndarray, pages: torch.Tensor, new_tokens: int
     ) -> tuple[PageMajorTransfer, PageMajorTransfer]:
-        """For the first layer of a load and for everything else, see ``PathChooser``."""
+        """For the first layer and for the rest, see ``PathChooser``."""
+        transfer = self.store(blocks, pages)
+        return transfer, transfer
+
+    def store(self, blocks: np.ndarray, pages: torch.Tensor) -> PageMajorTransfer:
+        """See ``PathChooser``."""
         addresses = torch.from_numpy(self._tier.addresses(blocks))
         if self._buffers.device.type == "cuda":
             # From pageable memory the call would wait for the stream.
             addresses = addresses.pin_memory().to(self._buffers.device, non_blocking=True)
-        transfer = PageMajorTransfer(addresses, pages.contiguous(), self._buffers)
-        return transfer, transfer
+        return PageMajorTransfer(addresses, pages.contiguous(), self._buffers)

@@ -27,6 +27,9 @@ MEASURED_BLOCKS = 1024
 # The copy engine needs the pages on the host, for which the load stream is waited for: only where
 # a layer takes so long that this does not count.
 COPY_ENGINE_MIN_LAYER_BYTES = 128 << 20
+# A forward over fewer is as long as reading the weights takes, and waits for the load of every
+# layer: then a load that spares it SMs makes it longer.
+FORWARD_TO_SPARE_TOKENS = 512
 
 
 class PathChooser:
@@ -43,38 +46,56 @@ class PathChooser:
             self._table = _measure(buffers, tier) or TWO_H200S
             logger.info("SwiftCache paths: %s", self._table)
 
-    def transfers(
-        self, blocks: np.ndarray, pages: torch.Tensor
+    def load(
+        self, blocks: np.ndarray, pages: torch.Tensor, new_tokens: int
     ) -> tuple[LayerTransfer, LayerTransfer]:
-        """For the first layer of a load, which nothing hides, and for everything else.
+        """What moves blocks to the pool: its first layer, which nothing hides, and the rest.
 
-        blocks: ids, int64 [blocks] on the host; pages: their pages of the pool, int64 [blocks] on
-        its device.
+        blocks:     ids, int64 [blocks] on the host.
+        pages:      their pages of the pool, int64 [blocks] on its device.
+        new_tokens: what the forward that waits for them computes.
         """
         addresses = self._tier.addresses(blocks)
         if self._buffers.device.type == "cpu":
             only = layer_transfer(torch.from_numpy(addresses), pages, self._buffers)
             return only, only
         table = self._upload(addresses)
-        runs = self._runs(blocks, addresses, pages)
-        paths = [self._choose(len(blocks), runs, busy) for busy in (False, True)]
+        runs = None
+        if self._takes_copy_engine(len(blocks)):
+            runs = self._runs(blocks, addresses, pages)
+        spares_forward = (False, new_tokens >= FORWARD_TO_SPARE_TOKENS)
+        paths = [self._choose(len(blocks), runs, spares) for spares in spares_forward]
         first = layer_transfer(table, pages, self._buffers, path=paths[0], runs=runs)
         if paths[1] == paths[0]:
             return first, first
         return first, layer_transfer(table, pages, self._buffers, path=paths[1], runs=runs)
+
+    def store(self, blocks: np.ndarray, pages: torch.Tensor) -> LayerTransfer:
+        """What moves pages of the pool to blocks; both arguments as for `load`.
+
+        The kernels, however many there are, unless the flag says otherwise: to know the pages on
+        the host, the write stream would be waited for, where earlier stores may be under way.
+        """
+        addresses = self._tier.addresses(blocks)
+        if self._buffers.device.type == "cpu":
+            return layer_transfer(torch.from_numpy(addresses), pages, self._buffers)
+        runs = self._runs(blocks, addresses, pages) if self._io_backend == "copy" else None
+        path = self._choose(len(blocks), runs, compute_running=True)
+        return layer_transfer(self._upload(addresses), pages, self._buffers, path=path, runs=runs)
 
     def _upload(self, addresses: np.ndarray) -> torch.Tensor:
         # From pageable memory the call would wait for the stream, which waits for the forward.
         pinned = torch.from_numpy(addresses).pin_memory()
         return pinned.to(self._buffers.device, non_blocking=True)
 
+    def _takes_copy_engine(self, blocks: int) -> bool:
+        layer_bytes = blocks * self._buffers.layout.layer_bytes
+        return self._io_backend == "copy" or (
+            self._io_backend == "auto" and layer_bytes >= COPY_ENGINE_MIN_LAYER_BYTES
+        )
+
     def _runs(self, blocks: np.ndarray, addresses: np.ndarray, pages: torch.Tensor) -> Runs | None:
-        """None where the copy engine is out of the question, which leaves the kernel."""
-        if self._io_backend == "kernel":
-            return None
-        layer_bytes = len(blocks) * self._buffers.layout.layer_bytes
-        if self._io_backend == "auto" and layer_bytes < COPY_ENGINE_MIN_LAYER_BYTES:
-            return None
+        """Waits for the current stream. None where the copy engine cannot copy."""
         # One copy cannot span pieces of host memory that were locked one by one.
         if not self._tier.in_gpu_memory(blocks):
             return None
