@@ -120,9 +120,9 @@ class LentExtents:
         """Extents by state."""
         return self._ledger.counts()
 
-    def address(self, slot: int) -> int:
-        """Where the slot is mapped, if it is."""
-        return self._address_range.base + self._place(slot)
+    def mapped_address(self) -> int:
+        """Where one of the extents is that are mapped, of which there is one at least."""
+        return self._address_range.base + self._place(self._ledger.held()[0])
 
     def _map_some(self, grant: int, left: deque[tuple[int, int]]) -> OfferOutcome:
         """Map for one slice of time, taking slots and descriptors out of `left`.
