@@ -129,8 +129,8 @@ class AddressRange(ABC):
 
         Each is drawn from `requests` just before it is mapped, so a generator decides how many
         there are. Of GPU memory several cost far less together than one by one; none of them can
-        be used before the return. Raises ValueError as `map` does (nothing is mapped), and OSError
-        where the system refuses to take out again what cannot be used.
+        be used before the return. Raises ValueError as `map` does, and OSError when the system
+        refuses to take out again what cannot be used; `close` takes out what is mapped then.
         """
         mapped = 0
         for request in requests:

@@ -94,7 +94,9 @@ class Reach:
         try:
             map_once(self._ordinal, ordinal)
         except (SwiftCacheError, OSError) as error:
-            logger.info("%s: the first extent of %s will take longer: %s", self.device, device, error)
+            logger.info(
+                "%s: the first extent of %s will take longer: %s", self.device, device, error
+            )
 
     def measure(self, address: int, size_bytes: int) -> float | None:
         """GB/s at which the GPU reads what is mapped there; None on a CPU, or if it cannot tell.
