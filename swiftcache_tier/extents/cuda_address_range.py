@@ -187,7 +187,7 @@ class CudaAddressRange(AddressRange):
 def map_once(ordinal: int, donor: int) -> None:
     """Map a granule of new memory on the GPU `donor` for the GPU "cuda:N", and let it go again.
 
-    The driver sets its way from one to the other up at the first mapping, and keeps it. Raises
+    What the driver sets up for the first mapping between two GPUs is there for the next. Raises
     SwiftCacheError or OSError when there is no such GPU, no room on one or no way.
     """
     with ExitStack() as stack:
