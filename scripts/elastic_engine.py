@@ -46,6 +46,7 @@ class Engine:
         stream = torch.cuda.Stream() if device == "cuda" else None
         self._fence = ForwardFence(stream, device)
         self._lent: set[int] = set()
+        self._rehearse()
         plan = plan_pool_donor(self.pool.memory, donor_paths(folder, "engine"), settings)
         self.spec = plan.paths.spec
         self.donor = ElasticDonor(plan, self.pool.memory, settings)
@@ -53,8 +54,7 @@ class Engine:
 
     def lend(self, extents: int) -> None:
         """From the decision to the offer: find, hold, zero, hand over."""
-        free = self.allocator.free_mask()
-        slots = self.pool.page_map.wholly_free(free, self._lent)[:extents].tolist()
+        slots = self._wholly_free(extents)
         assert len(slots) == extents, "the pool is too small"
         self.allocator.hold(slots)
         self._lent.update(slots)
@@ -83,6 +83,18 @@ class Engine:
     def close(self) -> None:
         self.donor.stop()
         self.pool.memory.close()
+
+    def _rehearse(self) -> None:
+        slots = self._wholly_free(1)
+        self.allocator.hold(slots)
+        self._fence.queue(lambda: self._zero(slots))
+        self.allocator.release(slots)
+        self._zero(slots)
+
+    def _wholly_free(self, extents: int) -> list[int]:
+        free = self.allocator.free_mask()
+        found: list[int] = self.pool.page_map.wholly_free(free, self._lent).tolist()
+        return found[:extents]
 
     def _zero(self, slots: list[int]) -> None:
         for slot in slots:

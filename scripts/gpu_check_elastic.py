@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import select
 import statistics
 import subprocess
 import sys
@@ -97,12 +98,14 @@ def _measure(arguments: argparse.Namespace, pool_bytes: int, layers: int) -> dic
         try:
             with _receiver(engine, folder, arguments) as ask:
                 lends: list[float] = []
+                handed_over: list[float] = []
                 idle: list[float] = []
                 loaded: list[float] = []
                 for load in [False] * TIMES + [True] * TIMES:
                     _until(lambda: engine.donor.demand >= extents)
                     decided_s = time.monotonic()
                     engine.lend(extents)
+                    handed_over.append(time.monotonic() - decided_s)
                     usable_s = ask(f"mapped {extents * engine.extent_bytes}")
                     lends.append(usable_s - decided_s)
                     if load:
@@ -117,6 +120,9 @@ def _measure(arguments: argparse.Namespace, pool_bytes: int, layers: int) -> dic
         "extent_mib": engine.extent_bytes / (1 << 20),
         "lend_first_ms": round(lends[0] * 1e3, 3),
         "lend_ms": round(statistics.median(lends[1:]) * 1e3, 3),
+        # Of those, the engine's part: to find free extents, and to zero them.
+        "hand_over_first_ms": round(handed_over[0] * 1e3, 3),
+        "hand_over_ms": round(statistics.median(handed_over[1:]) * 1e3, 3),
         "take_back_idle_ms": round(statistics.median(idle) * 1e3, 3),
         "take_back_loaded_ms": round(statistics.median(loaded) * 1e3, 3),
     }
@@ -170,11 +176,11 @@ def _receive(spec: str, folder: str, device: str, block_bytes: int) -> None:
     tier.start()
     if device != "cpu":
         torch.cuda.set_device(device)
-    print("ready", flush=True)
     own = torch.zeros(STREAMED_BLOCKS, block_bytes, dtype=torch.uint8, device=device)
     target = own.data_ptr() + torch.arange(STREAMED_BLOCKS, device=device) * block_bytes
-    import select
-
+    if device != "cpu":
+        torch.cuda.synchronize(device)
+    print("ready", flush=True)
     used = None
     wanted_bytes: int | None = None
     while True:

@@ -4,7 +4,14 @@ from __future__ import annotations
 
 from swiftcache_tier.errors import SwiftCacheError
 from swiftcache_tier.extents.address_range import HostAddressRange
-from swiftcache_tier.extents.base import AddressRange, Arena, Extent, describe_device
+from swiftcache_tier.extents.base import (
+    AddressRange,
+    Arena,
+    Extent,
+    MapOutcome,
+    MapRequest,
+    describe_device,
+)
 from swiftcache_tier.extents.host import HostArena, check_descriptor
 from swiftcache_tier.extents.joined import (
     JoinedAddressRange,
@@ -22,6 +29,8 @@ __all__ = [
     "HostAddressRange",
     "HostArena",
     "JoinedAddressRange",
+    "MapOutcome",
+    "MapRequest",
     "Record",
     "Window",
     "address_range_for",

@@ -8,6 +8,10 @@ same life: create, share, map, unmap, scrub.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from swiftcache_tier.errors import SwiftCacheError
 
 
 def describe_device(device: str, uuid: str | None, model: str | None) -> str:
@@ -79,6 +83,23 @@ class Arena(ABC):
         """
 
 
+class MapRequest(NamedTuple):
+    """One extent that is to be mapped, as `AddressRange.map` takes it."""
+
+    offset: int
+    descriptor: int
+    size_bytes: int
+
+
+class MapOutcome(NamedTuple):
+    """How far `AddressRange.map_each` came."""
+
+    mapped: int
+    """So many of what was asked, from the first, can be used."""
+    problem: SwiftCacheError | OSError | None
+    """Why the next could not be mapped; nothing after it is mapped. None if all are."""
+
+
 class AddressRange(ABC):
     """A contiguous range of a receiver's addresses, parts of which are backed by extents.
 
@@ -102,6 +123,23 @@ class AddressRange(ABC):
         SwiftCacheError for a descriptor that is no extent of `size_bytes`, ValueError for a place
         outside the range or already mapped, OSError when the system refuses (nothing is mapped).
         """
+
+    def map_each(self, requests: Iterable[MapRequest]) -> MapOutcome:
+        """Map one after the other, as `map` does, until one cannot be mapped.
+
+        Each is drawn from `requests` just before it is mapped, so a generator decides how many
+        there are. Of GPU memory several cost far less together than one by one; none of them can
+        be used before the return. Raises ValueError as `map` does, and OSError when the system
+        refuses to take out again what cannot be used; `close` takes out what is mapped then.
+        """
+        mapped = 0
+        for request in requests:
+            try:
+                self.map(*request)
+            except (SwiftCacheError, OSError) as error:
+                return MapOutcome(mapped, error)
+            mapped += 1
+        return MapOutcome(mapped, None)
 
     @abstractmethod
     def unmap(self, offset: int, size_bytes: int) -> None:

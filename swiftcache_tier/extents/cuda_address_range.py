@@ -5,14 +5,14 @@ from __future__ import annotations
 import errno
 import os
 import stat
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 from swiftcache_tier.cuda_driver import CudaError, PrimaryContext, can_access_peer
 from swiftcache_tier.errors import SwiftCacheError
 from swiftcache_tier.extents import device_memory
-from swiftcache_tier.extents.base import AddressRange
+from swiftcache_tier.extents.base import AddressRange, MapOutcome, MapRequest
 from swiftcache_tier.extents.pieces import Pieces
 from swiftcache_tier.sizes import format_size
 
@@ -47,6 +47,8 @@ class CudaAddressRange(AddressRange):
             raise
         self.size_bytes = size_bytes
         self._pieces = Pieces(size_bytes, self.granularity_bytes)
+        self._in_reach: set[int] = set()
+        """GPUs whose memory this GPU can address, of those that were asked about."""
 
     def map(self, offset: int, descriptor: int, size_bytes: int) -> None:
         """See `AddressRange.map`.
@@ -54,12 +56,40 @@ class CudaAddressRange(AddressRange):
         The driver does not tell how large the memory behind a descriptor is; it refuses to map
         more or less of it than there is, which is raised as SwiftCacheError.
         """
+        outcome = self.map_each([MapRequest(offset, descriptor, size_bytes)])
+        if outcome.problem is not None:
+            raise outcome.problem
+
+    def map_each(self, requests: Iterable[MapRequest]) -> MapOutcome:
+        """See `AddressRange.map_each`.
+
+        With one context for all of them, and access given once to each run of neighbours: every
+        call of the driver gives the interpreter away and may have to wait for it.
+        """
         if self._closed:
             raise ValueError("the address range is closed")
-        self._pieces.require_free(offset, size_bytes)
-        with self._context.current(), self._imported(descriptor, size_bytes) as handle:
-            self._map(offset, size_bytes, handle, descriptor)
-        self._pieces.add(offset, size_bytes)
+        placed: list[MapRequest] = []
+        usable = 0
+        problem: SwiftCacheError | OSError | None = None
+        with self._context.current():
+            try:
+                for request in requests:
+                    try:
+                        self._place(request)
+                    except (SwiftCacheError, OSError) as error:
+                        problem = error
+                        break
+                    placed.append(request)
+                for run in _runs(placed):
+                    opened, refusal = self._open(run)
+                    usable += opened
+                    if refusal is not None:
+                        problem = refusal
+                        break
+            finally:
+                for request in placed[usable:]:
+                    self._take_out(request)
+        return MapOutcome(usable, problem)
 
     def unmap(self, offset: int, size_bytes: int) -> None:
         pieces = self._pieces.require_mapped(offset, size_bytes)
@@ -103,7 +133,7 @@ class CudaAddressRange(AddressRange):
             if donor < 0:
                 problem = "it lies on a GPU that CUDA_VISIBLE_DEVICES hides from this process"
                 raise _refusal(descriptor, size_bytes, problem)
-            if not can_access_peer(self._ordinal, donor):
+            if not self._reaches(donor):
                 raise SwiftCacheError(
                     f"cuda:{self._ordinal} cannot address the memory of cuda:{donor}, where an "
                     f"extent of {format_size(size_bytes)} lies: there is no peer access between "
@@ -113,21 +143,74 @@ class CudaAddressRange(AddressRange):
         finally:
             device_memory.release(handle)
 
-    def _map(self, offset: int, size_bytes: int, handle: Any, descriptor: int) -> None:
-        """Map the memory behind `handle`, which may be mapped elsewhere as well."""
-        address = self.base + offset
+    def _reaches(self, donor: int) -> bool:
+        # What the driver says of two GPUs stays so, and asking takes it several calls.
+        if donor not in self._in_reach and can_access_peer(self._ordinal, donor):
+            self._in_reach.add(donor)
+        return donor in self._in_reach
+
+    def _place(self, request: MapRequest) -> None:
+        """Map what may be mapped elsewhere as well; it is out of reach until `_open`."""
+        offset, descriptor, size_bytes = request
+        self._pieces.require_free(offset, size_bytes)
+        with self._imported(descriptor, size_bytes) as handle:
+            try:
+                device_memory.map_at(self.base + offset, size_bytes, handle)
+            except CudaError as error:
+                if error.errno not in device_memory.WRONG_SIZE_ERRNOS:
+                    raise
+                problem = f"it is of another size ({error.strerror})"
+                raise _refusal(descriptor, size_bytes, problem) from error
+        self._pieces.add(offset, size_bytes)
+
+    def _open(self, run: Sequence[MapRequest]) -> tuple[int, CudaError | None]:
+        """Give this GPU access to neighbours; returns to how many, and why not to the next."""
+        address = self.base + run[0].offset
         try:
-            device_memory.map_at(address, size_bytes, handle)
+            device_memory.allow_access(address, sum(r.size_bytes for r in run), self._ordinal)
         except CudaError as error:
-            if error.errno not in device_memory.WRONG_SIZE_ERRNOS:
-                raise
-            problem = f"it is of another size ({error.strerror})"
-            raise _refusal(descriptor, size_bytes, problem) from error
-        try:
-            device_memory.allow_access(address, size_bytes, self._ordinal)
-        except BaseException:
-            device_memory.unmap(address, size_bytes)
-            raise
+            if len(run) == 1:
+                return 0, error
+        else:
+            return len(run), None
+        for opened, request in enumerate(run):
+            _, refusal = self._open([request])
+            if refusal is not None:
+                return opened, refusal
+        return len(run), None
+
+    def _take_out(self, request: MapRequest) -> None:
+        device_memory.unmap(self.base + request.offset, request.size_bytes)
+        self._pieces.remove([request.offset])
+
+
+def map_once(ordinal: int, donor: int) -> None:
+    """Map a granule of new memory on the GPU `donor` for the GPU "cuda:N", and let it go again.
+
+    What the driver sets up for the first mapping between two GPUs is there for the next. Raises
+    SwiftCacheError or OSError when there is no such GPU, no room on one or no way.
+    """
+    with ExitStack() as stack:
+        size_bytes = device_memory.granularity_bytes(donor)
+        addresses = CudaAddressRange(size_bytes, ordinal)
+        stack.callback(addresses.close)
+        handle = device_memory.create(donor, size_bytes)
+        stack.callback(device_memory.release, handle)
+        descriptor = device_memory.export_descriptor(handle)
+        stack.callback(os.close, descriptor)
+        addresses.map(0, descriptor, size_bytes)
+
+
+def _runs(requests: Iterable[MapRequest]) -> Iterator[list[MapRequest]]:
+    """Cut `requests` where the next does not begin at the end of the one before."""
+    run: list[MapRequest] = []
+    for request in requests:
+        if run and request.offset != run[-1].offset + run[-1].size_bytes:
+            yield run
+            run = []
+        run.append(request)
+    if run:
+        yield run
 
 
 def _reserve(ordinal: int, size_bytes: int, granularity_bytes: int) -> int:

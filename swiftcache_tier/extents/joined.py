@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import mmap
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import ExitStack
+from itertools import chain
 from typing import NamedTuple
 
 from swiftcache_tier.errors import SwiftCacheError
 from swiftcache_tier.extents.address_range import HostAddressRange
-from swiftcache_tier.extents.base import AddressRange
+from swiftcache_tier.extents.base import AddressRange, MapOutcome, MapRequest
 
 
 class Window(NamedTuple):
@@ -58,6 +59,18 @@ class JoinedAddressRange(AddressRange):
     def map(self, offset: int, descriptor: int, size_bytes: int) -> None:
         part, inside = self._part_at(offset)
         part.map(inside, descriptor, size_bytes)
+
+    def map_each(self, requests: Iterable[MapRequest]) -> MapOutcome:
+        """See `AddressRange.map_each`. All of them lie in the part where the first does."""
+        rest = iter(requests)
+        first = next(rest, None)
+        if first is None:
+            return MapOutcome(0, None)
+        part, inside = self._part_at(first.offset)
+        shift = inside - first.offset
+        return part.map_each(
+            request._replace(offset=request.offset + shift) for request in chain([first], rest)
+        )
 
     def unmap(self, offset: int, size_bytes: int) -> None:
         part, inside = self._part_at(offset)

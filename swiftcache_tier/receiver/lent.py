@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import logging
 import time
+from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from swiftcache_tier.control.complaints import Complaints
 from swiftcache_tier.control.messages import Offer, Reclaim
-from swiftcache_tier.errors import SwiftCacheError
-from swiftcache_tier.extents import AddressRange
+from swiftcache_tier.extents import AddressRange, MapRequest
 from swiftcache_tier.lease import LeaseLedger, LeaseState, ReclaimAnswer
 
 logger = logging.getLogger(__name__)
@@ -72,21 +72,9 @@ class LentExtents:
             )
             yield self._refuse(offer.grant, offer.slots)
             return
-        done = 0
-        while done < len(offer.slots):
-            end_s = time.monotonic() + self._slice_s
-            outcome = OfferOutcome([], [], [])
-            while done < len(offer.slots):
-                slot, descriptor = offer.slots[done], descriptors[done]
-                done += 1
-                if not self._take(offer.grant, slot, descriptor, outcome):
-                    rest = self._refuse(offer.grant, offer.slots[done:])
-                    outcome.accept.extend(rest.accept)
-                    outcome.decline.extend(rest.decline)
-                    done = len(offer.slots)
-                if time.monotonic() >= end_s:
-                    break
-            yield outcome
+        left = deque(zip(offer.slots, descriptors, strict=True))
+        while left:
+            yield self._map_some(offer.grant, left)
 
     def reclaim(self, message: Reclaim) -> ReclaimAnswer:
         """Enter a reclaim; each slot that is to be vacated is named the first time only."""
@@ -132,32 +120,48 @@ class LentExtents:
         """Extents by state."""
         return self._ledger.counts()
 
-    def address(self, slot: int) -> int:
-        """Where the slot is mapped, if it is."""
-        return self._address_range.base + self._place(slot)
+    def mapped_address(self) -> int:
+        """Where one of the extents is that are mapped, of which there is one at least."""
+        return self._address_range.base + self._place(self._ledger.held()[0])
 
-    def _take(self, grant: int, slot: int, descriptor: int, outcome: OfferOutcome) -> bool:
-        """Enter one extent of an offer; returns whether the next may be tried."""
-        answer = self._ledger.offer(grant, [slot])
-        outcome.accept.extend(answer.held)
-        outcome.decline.extend(answer.refused)
-        if not answer.new:
-            return True
-        try:
-            self._address_range.map(self._place(slot), descriptor, self._extent_bytes)
-        except (SwiftCacheError, OSError) as error:
+    def _map_some(self, grant: int, left: deque[tuple[int, int]]) -> OfferOutcome:
+        """Map for one slice of time, taking slots and descriptors out of `left`.
+
+        When one cannot be mapped, all that is left is declined with it.
+        """
+        end_s = time.monotonic() + self._slice_s
+        outcome = OfferOutcome([], [], [])
+        entered: list[int] = []
+
+        def requests() -> Iterator[MapRequest]:
+            while left:
+                slot, descriptor = left.popleft()
+                answer = self._ledger.offer(grant, [slot])
+                outcome.accept.extend(answer.held)
+                outcome.decline.extend(answer.refused)
+                if answer.new:
+                    entered.append(slot)
+                    yield MapRequest(self._place(slot), descriptor, self._extent_bytes)
+                if time.monotonic() >= end_s:
+                    return
+
+        mapped, problem = self._address_range.map_each(requests())
+        self._ledger.mapped(entered[:mapped])
+        self.held += mapped
+        outcome.accept.extend(entered[:mapped])
+        outcome.mapped.extend(entered[:mapped])
+        if problem is not None:
             self._complaints.note(
-                "extent", f"extent {slot} of an offer is declined, and those after it: {error}"
+                "extent",
+                f"extent {entered[mapped]} of an offer is declined, and those after it: {problem}",
             )
-            self.problem = str(error)
-            self._ledger.declined(answer.new)
-            outcome.decline.append(slot)
-            return False
-        self._ledger.mapped(answer.new)
-        self.held += 1
-        outcome.accept.append(slot)
-        outcome.mapped.append(slot)
-        return True
+            self.problem = str(problem)
+            self._ledger.declined(entered[mapped:])
+            rest = self._refuse(grant, [slot for slot, _ in left])
+            outcome.accept.extend(rest.accept)
+            outcome.decline.extend(entered[mapped:] + rest.decline)
+            left.clear()
+        return outcome
 
     def _refuse(self, grant: int, slots: Sequence[int]) -> OfferOutcome:
         """Take nothing of an offer that is not mapped already."""

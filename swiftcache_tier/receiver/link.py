@@ -227,6 +227,7 @@ class DonorLink:
         lost_after_s = self._settings.lost_after_s
         interval_s = min(self._settings.heartbeat_s, self._greeting.welcome.lost_after_s / 3)
         while True:
+            self._measure_once()
             self._send(
                 Ping(
                     token=self._token,
@@ -285,17 +286,20 @@ class DonorLink:
             if outcome.mapped:
                 self.progress += 1
                 self._emit(ExtentsMapped(self.key, outcome.mapped))
-                self._measure_once(outcome.mapped[0])
                 self._note_settled()
             await asyncio.sleep(0)
 
-    def _measure_once(self, slot: int) -> None:
-        """Measure the way to the donor's memory over the first extent that it lent."""
-        if self._measured:
+    def _measure_once(self) -> None:
+        """Measure the way to the donor's memory, once, over an extent that it lent.
+
+        The first time takes long, so it comes when the donor has granted what it means to, or at
+        the next heartbeat: what else it offers is not to wait for it.
+        """
+        if self._measured or not self.lent.held:
             return
         self._measured = True
         extent_bytes = self._greeting.welcome.extent_bytes
-        self._gb_per_s = self._reach.measure(self.lent.address(slot), extent_bytes)
+        self._gb_per_s = self._reach.measure(self.lent.mapped_address(), extent_bytes)
         if self._gb_per_s is not None:
             logger.info("%s: %s, %.1f GB/s", self, self._greeting.link, self._gb_per_s)
             self._emit(BandwidthMeasured(self.key, self._gb_per_s))
@@ -333,6 +337,7 @@ class DonorLink:
 
     def _note_settled(self) -> None:
         if 0 < self._target <= self.lent.held:
+            self._measure_once()
             self._settled.set()
 
     async def _say_bye(self) -> None:

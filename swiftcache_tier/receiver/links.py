@@ -274,6 +274,7 @@ class Links:
                 greeting.close()
                 raise
             self._silent.discard(paths.door)
+            self._reach.rehearse(greeting.welcome.device, greeting.welcome.device_uuid)
             link = self._link(greeting, place.offset)
         finally:
             self._joining.discard(paths.door)

@@ -183,6 +183,19 @@ def _plan(memory: Any, paths: Any, settings: Any) -> Any:
 # -- lending ----------------------------------------------------------------------------------
 
 
+def test_a_start_goes_through_a_lend_and_leaves_all_pages_free(
+    tree: ElasticTree, world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    held: list[int] = []
+    hold = tree.allocator.hold
+    monkeypatch.setattr(tree.allocator, "hold", lambda slots: (held.extend(slots), hold(slots)))
+    World(tree)
+    assert len(held) == 1
+    assert tree.allocator.available_size() == TOKENS
+    assert world.donor.theirs == []
+    tree.check()
+
+
 def test_an_idle_engine_lends_down_to_the_high_mark(world: World) -> None:
     assert world.lend_all() == 8  # of 95 pages, 31 stay
     assert world.tree.allocator.available_size() == 31 * PAGE_TOKENS

@@ -15,6 +15,7 @@ import itertools
 import mmap
 import os
 import threading
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -74,8 +75,10 @@ class FakeDriver:
         self.events: dict[int, float] = {}
         self.capture_mode = cu.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_GLOBAL
         self.modes_while_mapping: set[Any] = set()
-        self.calls: set[str] = set()
-        """Names of all functions that were called."""
+        self.without_access: set[int] = set()
+        """Addresses of mappings that no device is given access to."""
+        self.calls: Counter[str] = Counter()
+        """How often each function was called."""
         self._folder = folder
         self._numbers = itertools.count(1)
         self._memories: dict[int, FakeMemory] = {}
@@ -95,7 +98,7 @@ class FakeDriver:
         function = getattr(self, name)
 
         def guarded(*arguments: Any) -> Any:
-            self.calls.add(name)
+            self.calls[name] += 1
             if name in self.failing:
                 return (self.failing[name],)
             return function(*arguments)
@@ -265,15 +268,18 @@ class FakeDriver:
     def cuMemSetAccess(
         self, address: int, size_bytes: int, access: list[Any], count: int
     ) -> tuple[Any, ...]:
-        self.mappings[address].accessible_from.update(int(a.location.id) for a in access)
+        pieces = self._mappings_in(address, size_bytes)
+        if not pieces:
+            return (cu.CUresult.CUDA_ERROR_INVALID_VALUE,)
+        if self.without_access.intersection(pieces):
+            return (cu.CUresult.CUDA_ERROR_NOT_PERMITTED,)
+        for piece in pieces:
+            self.mappings[piece].accessible_from.update(int(a.location.id) for a in access)
         return (_OK,)
 
     def cuMemUnmap(self, address: int, size_bytes: int) -> tuple[Any, ...]:
-        pieces, end = [], address
-        while end < address + size_bytes and end in self.mappings:
-            pieces.append(end)
-            end += self.mappings[end].size_bytes
-        if end != address + size_bytes:
+        pieces = self._mappings_in(address, size_bytes)
+        if not pieces:
             return (cu.CUresult.CUDA_ERROR_INVALID_VALUE,)
         for piece in pieces:
             del self.mappings[piece]
@@ -381,6 +387,14 @@ class FakeDriver:
             if at <= address and address + count <= at + mapping.size_bytes:
                 return mapping, address - at
         raise KeyError(f"nothing is mapped at {address:#x}")
+
+    def _mappings_in(self, address: int, size_bytes: int) -> list[int]:
+        """Addresses of the mappings that fill these bytes; none unless they do, exactly."""
+        pieces, end = [], address
+        while end < address + size_bytes and end in self.mappings:
+            pieces.append(end)
+            end += self.mappings[end].size_bytes
+        return pieces if end == address + size_bytes else []
 
     def _collect(self) -> None:
         """Free the memory that nothing refers to any more."""

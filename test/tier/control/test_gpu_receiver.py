@@ -168,6 +168,65 @@ def test_bandwidth_that_cannot_be_measured_is_taken_as_expected(
     assert user.tier.alloc(64) is not None
 
 
+def test_the_first_lend_does_not_wait_for_the_link_to_be_measured(
+    driver: FakeDriver,
+    start_gpu_donor: Any,
+    start_gpu_tier: Any,
+    settings: Any,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    seen: list[int] = []
+
+    def measure(*_: Any) -> float:
+        seen.append(len(driver.mappings))
+        return 1.0
+
+    monkeypatch.setattr(reach.Reach, "measure", measure)
+    donor = start_gpu_donor("gpu", "8MiB")
+    calm = replace(settings, heartbeat_s=30.0, lost_after_s=60.0, mapping_slice_s=1e-9)
+    start_gpu_tier(donor.spec, settings=calm)
+    assert seen == [4], "all that the donor lends is mapped, extent by extent, before"
+
+
+def test_the_link_is_measured_though_the_donor_cannot_give_all(
+    driver: FakeDriver,
+    start_gpu_donor: Any,
+    start_gpu_tier: Any,
+    settings: Any,
+    wait_for: Any,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    donor = start_gpu_donor()
+    map_at = cu.cuMemMap
+
+    def two_and_no_more(*arguments: Any) -> Any:
+        if len(driver.mappings) == 2:
+            return (cu.CUresult.CUDA_ERROR_OUT_OF_MEMORY,)
+        return map_at(*arguments)
+
+    two_and_no_more.__name__ = "cuMemMap"
+    monkeypatch.setattr(cu, "cuMemMap", two_and_no_more)
+    user = start_gpu_tier(donor.spec, settings=replace(settings, join_timeout_s=0.5))
+    assert len(driver.mappings) == 2
+    wait_for(lambda: donor.status().receivers[0].gb_per_s, "the donor is told what was measured")
+    user.tier.poll()
+    assert user.tier.status()["donors"][0]["link_details"]["measured_gb_per_s"] == 1.0
+
+
+def test_a_gpu_without_room_for_a_rehearsal_can_lend(
+    driver: FakeDriver,
+    start_gpu_donor: Any,
+    start_gpu_tier: Any,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    donor = start_gpu_donor()
+    full = cu.CUresult.CUDA_ERROR_OUT_OF_MEMORY
+    with driver.fail("cuMemCreate", full), caplog.at_level(logging.INFO):
+        user = start_gpu_tier(donor.spec)
+    assert "cuda:0: the first extent of cuda:1 will take longer" in caplog.text
+    assert user.tier.total_blocks == 64
+
+
 def test_gpu_memory_outlives_a_donor_that_is_killed(
     driver: FakeDriver, start_gpu_donor: Any, start_donor: Any, start_gpu_tier: Any
 ) -> None:
@@ -420,7 +479,7 @@ def test_specs_are_checked_without_the_driver_in_this_process(
     line = complaint("host=1MiB", "cuda:1=100GiB")
     assert "donor SPEC cuda:1=100GiB: that is over what cuda:1 has to give: 6 GiB" in line
     assert "donor SPEC cuda:7=1GiB: device 'cuda:7'" in complaint("cuda:7=1GiB")
-    assert driver.calls == set()
+    assert not driver.calls
 
 
 def test_which_gpu_is_meant_is_asked_without_the_driver_in_this_process(
@@ -430,7 +489,7 @@ def test_which_gpu_is_meant_is_asked_without_the_driver_in_this_process(
     found, missing = probe("cuda:0", questions, settings)
     assert found == Answer(None, 6 << 30, gpu_uuid(1))
     assert "device 'cuda:7'" in str(missing.problem)
-    assert driver.calls == set()
+    assert not driver.calls
 
 
 def test_a_check_of_specs_names_gpus_that_are_hidden(

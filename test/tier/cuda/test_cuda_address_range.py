@@ -13,11 +13,11 @@ from cuda.bindings import driver as cu
 from support.fake_cuda import GRANULARITY, FakeDriver
 from support.raw_memory import no_descriptor_leaks
 from swiftcache_tier.errors import SwiftCacheError
-from swiftcache_tier.extents import HostArena
+from swiftcache_tier.extents import HostArena, MapRequest
 from swiftcache_tier.extents.cuda import CudaArena
-from swiftcache_tier.extents.cuda_address_range import CudaAddressRange
+from swiftcache_tier.extents.cuda_address_range import CudaAddressRange, map_once
 
-SLOTS = 4
+SLOTS = 8
 
 
 @pytest.fixture
@@ -119,6 +119,98 @@ def test_a_place_is_taken_once(
             addresses.unmap(GRANULARITY, size_bytes)
     with pytest.raises(ValueError, match="no extent"):
         addresses.unmap(0, GRANULARITY)
+
+
+def requests(descriptors: dict[int, int]) -> list[MapRequest]:
+    """To map granules there: descriptors by place."""
+    return [
+        MapRequest(place * GRANULARITY, descriptor, GRANULARITY)
+        for place, descriptor in descriptors.items()
+    ]
+
+
+def test_several_cost_the_driver_no_more_than_they_must(
+    driver: FakeDriver, addresses: CudaAddressRange, descriptor: int
+) -> None:
+    handles = driver.handles
+    driver.calls.clear()
+    places = [0, 1, 2, 5, 6, 4]  # runs of 3, 2 and 1
+    outcome = addresses.map_each(requests(dict.fromkeys(places, descriptor)))
+    assert outcome == (len(places), None)
+    for place in places:
+        assert driver.read(addresses.base + place * GRANULARITY, 1) == b"\0"
+    for name, times in {
+        "cuCtxPushCurrent": 1,
+        "cuDeviceCanAccessPeer": 1,
+        "cuMemImportFromShareableHandle": len(places),
+        "cuMemMap": len(places),
+        "cuMemSetAccess": 3,
+    }.items():
+        assert driver.calls[name] == times, name
+    assert driver.handles == handles
+    assert driver.calls["cuCtxPopCurrent"] == 1
+    assert addresses.mapped_bytes == len(places) * GRANULARITY
+    addresses.map(3 * GRANULARITY, descriptor, GRANULARITY)
+    assert driver.calls["cuDeviceCanAccessPeer"] == 1, "it is known by then"
+
+
+def test_those_before_the_one_that_cannot_be_mapped_are_of_use(
+    driver: FakeDriver, addresses: CudaAddressRange, descriptor: int
+) -> None:
+    handles = driver.handles
+    wrong, *_ = ends = pipe()
+    mapped, problem = addresses.map_each(
+        requests({0: descriptor, 1: descriptor, 2: wrong, 3: descriptor})
+    )
+    assert mapped == 2
+    assert f"descriptor {wrong} is no GPU extent" in str(problem)
+    assert sorted(driver.mappings) == [addresses.base, addresses.base + GRANULARITY]
+    assert driver.read(addresses.base + GRANULARITY, 1) == b"\0"
+    assert addresses.mapped_bytes == 2 * GRANULARITY
+    assert driver.handles == handles
+    for end in ends:
+        os.close(end)
+
+
+def test_access_that_is_refused_to_one_of_a_run(
+    driver: FakeDriver, addresses: CudaAddressRange, descriptor: int
+) -> None:
+    driver.without_access.add(addresses.base + 2 * GRANULARITY)
+    mapped, problem = addresses.map_each(requests(dict.fromkeys([6, 7, 0, 1, 2, 3, 5], descriptor)))
+    assert mapped == 4
+    assert "cuMemSetAccess: CUDA_ERROR_NOT_PERMITTED" in str(problem)
+    usable = [addresses.base + place * GRANULARITY for place in (0, 1, 6, 7)]
+    assert sorted(driver.mappings) == usable
+    for address in usable:
+        assert driver.read(address, 1) == b"\0"
+    driver.without_access.clear()
+    assert addresses.map_each(requests(dict.fromkeys([2, 3, 5], descriptor))) == (3, None)
+
+
+@pytest.mark.parametrize("place", [1, 2, SLOTS])
+def test_a_place_that_is_none_among_several_maps_nothing(
+    driver: FakeDriver, addresses: CudaAddressRange, descriptor: int, place: int
+) -> None:
+    addresses.map(2 * GRANULARITY, descriptor, GRANULARITY)
+    asked = [*requests({0: descriptor, 1: descriptor}), *requests({place: descriptor})]
+    with pytest.raises(ValueError, match="offset"):
+        addresses.map_each(asked)
+    assert list(driver.mappings) == [addresses.base + 2 * GRANULARITY]
+    assert addresses.mapped_bytes == GRANULARITY
+
+
+def test_what_cannot_be_taken_out_again_is_no_outcome(
+    driver: FakeDriver, addresses: CudaAddressRange, descriptor: int
+) -> None:
+    """Whoever is told that an extent is not mapped must be able to rely on it."""
+    driver.without_access.add(addresses.base + GRANULARITY)
+    with (
+        driver.fail("cuMemUnmap", cu.CUresult.CUDA_ERROR_UNKNOWN),
+        pytest.raises(OSError, match="cuMemUnmap"),
+    ):
+        addresses.map_each(requests(dict.fromkeys([0, 1], descriptor)))
+    assert addresses.mapped_bytes == 2 * GRANULARITY
+    addresses.unmap(0, 2 * GRANULARITY)
 
 
 def pipe() -> list[int]:
@@ -280,3 +372,21 @@ def test_ranges_that_cannot_be(driver: FakeDriver) -> None:
     with pytest.raises(SwiftCacheError, match="cuda:7"):
         CudaAddressRange(GRANULARITY, ordinal=7)
     assert driver.contexts == [0, 0]
+
+
+def test_a_rehearsal_leaves_nothing_behind(driver: FakeDriver) -> None:
+    contexts = list(driver.contexts)
+    with no_descriptor_leaks():
+        map_once(0, 1)
+        assert driver.calls["cuMemSetAccess"] == 1
+        for failing in ("cuMemCreate", "cuMemExportToShareableHandle", "cuMemSetAccess"):
+            no_room = cu.CUresult.CUDA_ERROR_OUT_OF_MEMORY
+            with driver.fail(failing, no_room), pytest.raises(OSError, match=failing):
+                map_once(0, 1)
+        driver.peer_access = False
+        with pytest.raises(SwiftCacheError, match="no peer access"):
+            map_once(0, 1)
+    assert driver.handles == 0
+    assert not driver.mappings
+    assert not driver.reservations
+    assert driver.contexts == contexts

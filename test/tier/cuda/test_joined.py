@@ -20,6 +20,7 @@ from swiftcache_tier.extents import (
     HostAddressRange,
     HostArena,
     JoinedAddressRange,
+    MapRequest,
     address_range_for,
 )
 from swiftcache_tier.extents.cuda import CudaArena
@@ -49,6 +50,27 @@ def test_an_extent_is_found_in_either_part(joined: JoinedAddressRange) -> None:
     assert peek(joined.base + joined.window("host").start_bytes + SIZE, 4) == b"cuda"
     for name in ("host", "cuda"):
         joined.unmap(joined.window(name).start_bytes + SIZE, SIZE)
+    os.close(descriptor)
+    extent.close()
+
+
+def test_several_extents_go_into_the_part_where_the_first_lies(joined: JoinedAddressRange) -> None:
+    extent = HostArena().create(SIZE)
+    descriptor = extent.share()
+    for name in ("host", "cuda"):
+        start = joined.window(name).start_bytes
+        asked = [MapRequest(start + place * SIZE, descriptor, SIZE) for place in (2, 0)]
+        assert joined.map_each(iter(asked)) == (2, None)
+        poke(joined.base + start, name.encode())
+        assert peek(joined.base + start + 2 * SIZE, 4) == name.encode()[:4]
+    mapped, problem = joined.map_each(
+        [MapRequest(start + SIZE, descriptor, SIZE), MapRequest(start + 3 * SIZE, 0, SIZE)]
+    )
+    assert mapped == 1
+    assert "descriptor 0 is no host extent" in str(problem)
+    assert joined.map_each([]) == (0, None)
+    with pytest.raises(ValueError, match="none of its parts"):
+        joined.map_each([MapRequest(-PAGE, descriptor, SIZE)])
     os.close(descriptor)
     extent.close()
 

@@ -14,9 +14,9 @@ from support.processes import wait_until
 from support.raw_memory import DEADLINE_S, open_descriptors, record_sockets, run_child
 from swiftcache_tier.cuda_driver import device_count, device_uuid
 from swiftcache_tier.errors import SwiftCacheError
-from swiftcache_tier.extents import HostArena, send_fds
+from swiftcache_tier.extents import HostArena, MapRequest, send_fds
 from swiftcache_tier.extents.cuda import CudaArena
-from swiftcache_tier.extents.cuda_address_range import CudaAddressRange
+from swiftcache_tier.extents.cuda_address_range import CudaAddressRange, map_once
 from swiftcache_tier.sizes import format_size
 from swiftcache_tier.topology import free_memory_bytes, load_nvml
 
@@ -73,6 +73,47 @@ def test_an_extent_mapped_twice_is_one_memory(
     assert view.read(other, SIZE) == PATTERN
     addresses.unmap(0, SIZE)
     assert view.read(other, SIZE) == PATTERN
+
+
+def test_several_are_mapped_together(
+    donor_ordinal: int, addresses: CudaAddressRange, view: GpuView
+) -> None:
+    places = [0, 1, 2, 6, 5, 4]
+    with gpu_donor(donor_ordinal, SIZE, extents=len(places)) as donor:
+        descriptors = [donor.share(number) for number in range(len(places))]
+        reading, writing = os.pipe()
+        asked = [
+            MapRequest(place * SIZE, descriptor, SIZE)
+            for place, descriptor in zip(places, descriptors, strict=True)
+        ]
+        mapped, problem = addresses.map_each([*asked, MapRequest(3 * SIZE, reading, SIZE)])
+        for descriptor in (*descriptors, reading, writing):
+            os.close(descriptor)
+        assert mapped == len(places)
+        assert "is no GPU extent" in str(problem)
+        # Across the edges of neighbours, which have their access from one call.
+        view.fill(addresses.base, 0x01010101, 3 * SIZE)
+        for place in places:
+            address = addresses.base + place * SIZE
+            assert view.read(address, SIZE) == (b"\1" if place < 3 else b"\0") * SIZE
+            view.write(address, PATTERN)
+        addresses.unmap(0, 3 * SIZE)
+        addresses.unmap(4 * SIZE, 3 * SIZE)
+        assert addresses.mapped_bytes == 0
+        assert map_slot(addresses, 3, donor) == addresses.base + 3 * SIZE
+        assert view.read(addresses.base + 3 * SIZE, SIZE) == PATTERN
+
+
+def test_a_rehearsal_leaves_nothing_behind(donor_ordinal: int) -> None:
+    map_once(0, donor_ordinal)
+    descriptors = open_descriptors()
+    before = free_memory_bytes(device_uuid(donor_ordinal), load_nvml())
+    for _ in range(20):
+        map_once(0, donor_ordinal)
+    assert open_descriptors() == descriptors
+    after = free_memory_bytes(device_uuid(donor_ordinal), load_nvml())
+    if before is not None and after is not None:
+        assert after > before - (16 << 20)
 
 
 def test_addresses_can_be_used_again(

@@ -93,6 +93,7 @@ class Donation:
         paths = donate_checks.own_donor(args)
         assert paths is not None, "the server does not lend"
         self._plan = plan_pool_donor(self._pool.memory, paths, settings)
+        self._rehearse()
         self._donor = ElasticDonor(self._plan, self._pool.memory, settings)
         self._donor.start()
         self._metrics = None
@@ -252,6 +253,17 @@ class Donation:
             self._scrubbing.append(_Scrub(slots, self._fence.queue(lambda: self._zero(slots))))
             self._hand_over()
         self._lend_after_s = now_s + (time.monotonic() - now_s) / LENDING_SHARE
+
+    def _rehearse(self) -> None:
+        """Go through a lend and a take-back once while nothing runs yet.
+
+        A GPU loads each kernel at its first use, which the first lend would wait for.
+        """
+        slots = self._wholly_free(1)
+        self._allocator.hold(slots)
+        self._fence.queue(lambda: self._zero(slots))
+        self._allocator.release(slots)
+        self._zero(slots)
 
     def _zero(self, slots: list[int]) -> None:
         for slot in slots:
