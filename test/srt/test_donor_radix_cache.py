@@ -15,7 +15,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from sglang.srt.mem_cache.base_prefix_cache import EvictParams
 from sglang.srt.mem_cache.radix_cache import TreeNode
 
-from sglang.srt.swiftcache import tier_wiring
+from sglang.srt.swiftcache import stores, tier_wiring
 from sglang.srt.swiftcache.expiry import Expiry
 from sglang.srt.swiftcache.vacate import Vacater
 from support.kv_tree import Running, Tree
@@ -65,21 +65,91 @@ def test_the_nodes_of_a_step_are_stored_by_one_operation() -> None:
     for request in requests:
         assert request is not None
         tree.finish(request)
-    controller = tree.cache.cache_controller
-    assert len(controller.write_queue) >= 4
-    assert not controller.ack_write_queue, "a store has begun in the middle of a step"
+    pool = tree.cache.tier_pool
+    assert tree.cache.stores.waiting >= 4
     operations: list[int] = []
-    store = tree.cache.tier_pool.backup_from_device_all_layer
-    with mock.patch.object(
-        tree.cache.tier_pool,
-        "backup_from_device_all_layer",
-        lambda pool, blocks, *rest: (operations.append(len(blocks)), store(pool, blocks, *rest)),
-    ):
+    store = pool.store
+
+    def noted(blocks: Any, *pages: Any) -> None:
+        operations.append(len(blocks))
+        store(blocks, *pages)
+
+    with mock.patch.object(pool, "store", noted):
         tree.cache.check_hicache_events()
     assert operations == [sum(len(node.host_value) for node in tree.nodes())]
+    assert tree.cache.stores.waiting == 0
     assert not tree.cache.ongoing_write_through
     tree.cache.evict(EvictParams(num_tokens=48 * 4))
     assert all(tree.run(prompt(kind, 8, 4)) == 32 for kind in range(4))
+    tree.check()
+
+
+class Gpu:
+    """Computes until somebody waits for it."""
+
+    def __init__(self) -> None:
+        self.computes = True
+
+    def event(self) -> Any:
+        return SimpleNamespace(
+            record=lambda: None,
+            wait=lambda stream: None,
+            query=lambda: not self.computes,
+            synchronize=self.stop,
+        )
+
+    def stop(self) -> None:
+        self.computes = False
+
+
+def test_a_store_begins_when_its_pages_are_known_and_holds_its_node_till_then() -> None:
+    tree = Tree(4, pages=16, policy="write_through")
+    tree.tier.join(1, extents=64)
+    gpu = Gpu()
+    with mock.patch.object(stores.device_module, "Event", gpu.event):
+        filled(tree, kinds=1)
+        for _ in range(3):
+            tree.cache.check_hicache_events()
+        assert tree.cache.stores.waiting > 0
+        assert tree.cache.tier_pool.stored_bytes == 0
+        tree.cache.evict(EvictParams(num_tokens=16 * 4))
+        assert all(node.value is not None for node in tree.nodes()), "evicted before it was stored"
+        tree.check()
+        gpu.stop()
+        tree.cache.check_hicache_events()
+    assert tree.cache.stores.waiting == 0
+    assert not tree.cache.ongoing_write_through
+    tree.cache.evict(EvictParams(num_tokens=16 * 4))
+    assert tree.run(prompt(0, 8, 4)) == 32
+    tree.check()
+
+
+def test_write_back_waits_for_the_stores_of_what_it_evicts() -> None:
+    tree = Tree(4, pages=16, policy="write_back")
+    tree.tier.join(1, extents=64)
+    gpu = Gpu()
+    with mock.patch.object(stores.device_module, "Event", gpu.event):
+        filled(tree, kinds=1)
+        tree.cache.evict(EvictParams(num_tokens=16 * 4))
+    assert not gpu.computes
+    assert all(node.value is None for node in tree.nodes())
+    assert tree.run(prompt(0, 8, 4)) == 32
+    tree.check()
+
+
+def test_a_flush_forgets_stores_that_have_not_begun() -> None:
+    tree = Tree(4, pages=16, policy="write_through")
+    tree.tier.join(1, extents=64)
+    gpu = Gpu()
+    with mock.patch.object(stores.device_module, "Event", gpu.event):
+        filled(tree, kinds=1)
+        tree.cache.check_hicache_events()
+        assert tree.cache.stores.waiting > 0
+        tree.cache.reset()
+        tree.allocator.clear()
+        gpu.stop()
+        tree.cache.check_hicache_events()
+    assert tree.cache.tier_pool.stored_bytes == 0
     tree.check()
 
 

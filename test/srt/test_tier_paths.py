@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -40,6 +41,12 @@ def batch(blocks: int) -> tuple[np.ndarray, torch.Tensor]:
     return np.arange(blocks), torch.arange(blocks)
 
 
+def stored(chooser: paths.PathChooser, pages: np.ndarray) -> Path:
+    path: Any = chooser.store(np.arange(len(pages)), torch.from_numpy(pages), pages)
+    assert isinstance(path, Path)
+    return path
+
+
 @pytest.mark.parametrize(
     ("new_tokens", "rest"),
     [
@@ -57,15 +64,28 @@ def test_a_load_spares_the_sms_only_beside_a_forward_that_hides_it(
     assert others == (first if rest is FASTEST else rest)
 
 
-def test_large_loads_take_the_copy_engine_and_large_stores_do_not(
-    chooser: paths.PathChooser,
-) -> None:
+def test_large_loads_take_the_copy_engine(chooser: paths.PathChooser) -> None:
     assert chooser.load(*batch(MANY), 8192)[1] == COPY_ENGINE
-    assert chooser.store(*batch(MANY)) == SPARING
+
+
+@pytest.mark.parametrize(
+    ("run", "path"),
+    [(1, SPARING), (paths.STORED_RUN_BLOCKS_MIN, COPY_ENGINE), (MANY, COPY_ENGINE)],
+)
+def test_stores_leave_the_sms_alone_where_that_is_few_calls(
+    chooser: paths.PathChooser, run: int, path: Path
+) -> None:
+    pages = np.arange(MANY) + np.arange(MANY) // run
+    assert stored(chooser, pages) == path
+
+
+def test_without_a_copy_engine_the_kernels_store(chooser: paths.PathChooser) -> None:
+    chooser._table = replace(TWO_H200S, copies=None)
+    assert stored(chooser, np.arange(MANY)) == SPARING
 
 
 @pytest.mark.parametrize(("flag", "path"), [("copy", COPY_ENGINE), ("kernel", KERNEL)])
 def test_the_flag_decides_for_all(chooser: paths.PathChooser, flag: str, path: Path) -> None:
     chooser._io_backend = flag
     assert chooser.load(*batch(64), 1) == (path, path)
-    assert chooser.store(*batch(64)) == path
+    assert stored(chooser, np.arange(64)) == path

@@ -219,6 +219,10 @@ class DonorKVCache(HostKVCache):
         first = torch.from_numpy(blocks).unsqueeze(1) * self.page_size
         return (first + self._page_offsets).view(-1)
 
+    def pages_of(self, indices: torch.Tensor) -> torch.Tensor:
+        """Device slots of whole pages [tokens] -> pages, int64 [tokens // page_size] there."""
+        return indices.view(-1, self.page_size)[:, 0] // self.page_size
+
     def copy_blocks(self, source: np.ndarray, target: np.ndarray) -> None:
         """Copy whole blocks inside the tier; ids int64 [n], targets distinct and not sources.
 
@@ -273,30 +277,31 @@ class DonorKVCache(HostKVCache):
             self.traffic.load_has_ended()
         self.loaded_bytes += load.first.blocks * self.block_layout.layer_bytes
 
-    def backup_from_device_all_layer(
-        self,
-        device_pool: MHATokenToKVPool,
-        host_indices: torch.Tensor,
-        device_indices: torch.Tensor,
-        io_backend: str,
+    def store(
+        self, host_indices: torch.Tensor, pages: torch.Tensor, host_pages: np.ndarray
     ) -> None:
         """Queue the copy of all layers, device -> donors, on the current (write) stream.
 
-        Both index tensors int64 [tokens], whole pages in the same order; host indices on the CPU.
+        host_indices: int64 [tokens] on the CPU, whole pages. pages: int64 [pages] on the device,
+        in the same order, and ``host_pages`` the same on the host.
         """
-        blocks, pages = self.blocks_of(host_indices), self._pages_of(device_indices)
-        transfer = self._paths.store(blocks, pages)
-        transfer.scatter_all()
+        blocks = self.blocks_of(host_indices)
+        self._scatter(blocks, pages, host_pages)
         if self.replicas is not None:
             for copies in self.replicas.of(blocks).T:
-                self._store_copies(copies, pages)
+                self._store_copies(copies, pages, host_pages)
         if self.checksums is not None:
             self.checksums.record(blocks, pages)
-        self.stored_bytes += transfer.blocks * self.block_layout.block_bytes
+
+    def _scatter(self, blocks: np.ndarray, pages: torch.Tensor, host_pages: np.ndarray) -> None:
+        self._paths.store(blocks, pages, host_pages).scatter_all()
+        self.stored_bytes += len(blocks) * self.block_layout.block_bytes
         self.traffic.count("store", blocks)
 
-    def _store_copies(self, copies: np.ndarray, pages: torch.Tensor) -> None:
-        """Queue the copy of those of ``pages`` that have a block in ``copies``; int64 [n] both."""
+    def _store_copies(
+        self, copies: np.ndarray, pages: torch.Tensor, host_pages: np.ndarray
+    ) -> None:
+        """Queue the copy of those of ``pages`` that have a block in ``copies``; int64 [n] all."""
         placed = copies != NONE
         if not placed.any():
             return
@@ -305,10 +310,7 @@ class DonorKVCache(HostKVCache):
             if self._on_gpu:  # from pageable memory the call would wait for the stream
                 rows = rows.pin_memory().to(pages.device, non_blocking=True)
             pages = pages[rows]
-        transfer = self._paths.store(copies[placed], pages)
-        transfer.scatter_all()
-        self.stored_bytes += transfer.blocks * self.block_layout.block_bytes
-        self.traffic.count("store", copies[placed])
+        self._scatter(copies[placed], pages, host_pages[placed])
 
     def _resolve(self, host_indices: torch.Tensor, device_indices: torch.Tensor) -> _Load:
         """Addresses, pages and paths of a load; made on its first layer, kept for the rest.
@@ -323,21 +325,21 @@ class DonorKVCache(HostKVCache):
             or last.host_indices is not host_indices
             or last.device_indices is not device_indices
         ):
-            blocks, pages = self.blocks_of(host_indices), self._pages_of(device_indices)
+            blocks, pages = self.blocks_of(host_indices), self.pages_of(device_indices)
             first, rest = self._paths.load(blocks, pages, self.new_tokens)
             last = self._load = _Load(host_indices, device_indices, first, rest)
         return last
-
-    def _pages_of(self, indices: torch.Tensor) -> torch.Tensor:
-        """Device slots of whole pages [tokens] -> pages, int64 [tokens // page_size] there."""
-        return indices.view(-1, self.page_size)[:, 0] // self.page_size
 
     def _wait_for_transfers(self) -> None:
         """Until here, copies that nobody tracks any more may still read or write donor memory."""
         if self._on_gpu:
             torch.cuda.synchronize(self._buffers.device)
 
-    # A storage tier below the donors is refused at start, so nothing asks for these.
+    # ``Stores`` stores by `store`; a storage tier below the donors is refused at start. So nothing
+    # asks for these.
+
+    def backup_from_device_all_layer(self, *_: Any) -> None:
+        raise NotImplementedError("stores begin in `store`")
 
     def init_kv_buffer(self) -> torch.Tensor:
         raise NotImplementedError("donors own the memory")

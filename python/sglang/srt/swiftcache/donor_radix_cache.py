@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from sglang.srt.managers.cache_controller import HiCacheController
 from sglang.srt.mem_cache.hiradix_cache import HiRadixCache
 
 from sglang.srt.swiftcache.audit import Audit
@@ -14,6 +13,7 @@ from sglang.srt.swiftcache.cold_copies import ColdCopies
 from sglang.srt.swiftcache.donor_kv_cache import DonorKVCache
 from sglang.srt.swiftcache.expiry import Expiry
 from sglang.srt.swiftcache.refill import Refiller
+from sglang.srt.swiftcache.stores import Stores
 from sglang.srt.swiftcache.tier_metrics import TierMetrics
 from sglang.srt.swiftcache.tier_stats import TierStats
 from sglang.srt.swiftcache.vacate import Vacater
@@ -39,14 +39,13 @@ class DonorRadixCache(HiRadixCache):
 
     token_to_kv_pool_host: DonorKVCache
     chooses_copies = True
+    stores: Stores
 
     def __init__(self, params: CacheInitParams, server_args: ServerArgs) -> None:
         self.stats = TierStats()
         self._cold_copies: ColdCopies | None = None
         super().__init__(params=params, server_args=server_args)
-        # To begin a store costs the scheduler time, whatever its size, and the controller would
-        # begin one for every node: those of a step begin together, in `_begin_stores`.
-        self.cache_controller.start_writing = _later
+        self.stores = Stores(self.cache_controller, self.tier_pool)
         self._vacater = Vacater(self)
         if self.chooses_copies and self.cache_controller.write_policy != "write_back":
             self._cold_copies = ColdCopies(self, self._vacater)
@@ -72,13 +71,15 @@ class DonorRadixCache(HiRadixCache):
 
     def reset(self) -> None:
         super().reset()
+        if hasattr(self, "stores"):  # the parent's constructor resets, too
+            self.stores.clear()
         # The parent forgets the events of transfers and keeps their nodes, now of no tree.
         self.ongoing_write_through.clear()
         self.ongoing_load_back.clear()
 
     def check_hicache_events(self) -> None:
         """Called by the scheduler at every step, also when idle or only decoding."""
-        self._begin_stores()
+        self.stores.step()
         super().check_hicache_events()
         self.tier_pool.tier.poll()
         self._vacater.step()
@@ -96,13 +97,9 @@ class DonorRadixCache(HiRadixCache):
             self._metrics.step()
 
     def writing_check(self, write_back: bool = False, finish_count: int | None = None) -> None:
-        # With write-back it waits for stores, in the middle of a step.
-        self._begin_stores()
+        if write_back:  # waits for them, in the middle of a step
+            self.stores.begin_all()
         super().writing_check(write_back, finish_count)
-
-    def _begin_stores(self) -> None:
-        """Of all nodes that were queued since the last call, by one operation."""
-        HiCacheController.start_writing(self.cache_controller)
 
     def write_backup(self, node: TreeNode, write_back: bool = False) -> int:
         if self._cold_copies is not None and not self._cold_copies.admits(len(node.value)):
@@ -204,7 +201,3 @@ class DonorRadixCache(HiRadixCache):
             "short_blocks": 0 if replicas is None else replicas.short,
             "refilled_blocks": 0 if refiller is None else refiller.blocks,
         }
-
-
-def _later() -> None:
-    """In place of the controller's ``start_writing``, where a node has been queued."""

@@ -23,11 +23,16 @@ class PageMajorPaths:
         self, blocks: np.ndarray, pages: torch.Tensor, new_tokens: int
     ) -> tuple[PageMajorTransfer, PageMajorTransfer]:
         """For the first layer and for the rest, see ``PathChooser``."""
-        transfer = self.store(blocks, pages)
+        transfer = self._transfer(blocks, pages)
         return transfer, transfer
 
-    def store(self, blocks: np.ndarray, pages: torch.Tensor) -> PageMajorTransfer:
+    def store(
+        self, blocks: np.ndarray, pages: torch.Tensor, host_pages: np.ndarray
+    ) -> PageMajorTransfer:
         """See ``PathChooser``."""
+        return self._transfer(blocks, pages)
+
+    def _transfer(self, blocks: np.ndarray, pages: torch.Tensor) -> PageMajorTransfer:
         addresses = torch.from_numpy(self._tier.addresses(blocks))
         if self._buffers.device.type == "cuda":
             # From pageable memory the call would wait for the stream.

@@ -27,6 +27,8 @@ MEASURED_BLOCKS = 1024
 # The copy engine needs the pages on the host, for which the load stream is waited for: only where
 # a layer takes so long that this does not count.
 COPY_ENGINE_MIN_LAYER_BYTES = 128 << 20
+# Of a store, on average: each run takes the scheduler two calls a layer, some 3 us each.
+STORED_RUN_BLOCKS_MIN = 32
 # A forward over fewer is as long as reading the weights takes, and waits for the load of every
 # layer: then a load that spares it SMs makes it longer.
 FORWARD_TO_SPARE_TOKENS = 512
@@ -61,8 +63,11 @@ class PathChooser:
             return only, only
         table = self._upload(addresses)
         runs = None
-        if self._takes_copy_engine(len(blocks)):
-            runs = self._runs(blocks, addresses, pages)
+        layer_bytes = len(blocks) * self._buffers.layout.layer_bytes
+        if self._io_backend == "copy" or (
+            self._may_take_copy_engine() and layer_bytes >= COPY_ENGINE_MIN_LAYER_BYTES
+        ):
+            runs = self._runs(blocks, addresses, pages.cpu().numpy())
         spares_forward = (False, new_tokens >= FORWARD_TO_SPARE_TOKENS)
         paths = [self._choose(len(blocks), runs, spares) for spares in spares_forward]
         first = layer_transfer(table, pages, self._buffers, path=paths[0], runs=runs)
@@ -70,17 +75,21 @@ class PathChooser:
             return first, first
         return first, layer_transfer(table, pages, self._buffers, path=paths[1], runs=runs)
 
-    def store(self, blocks: np.ndarray, pages: torch.Tensor) -> LayerTransfer:
-        """What moves pages of the pool to blocks; both arguments as for `load`.
+    def store(
+        self, blocks: np.ndarray, pages: torch.Tensor, host_pages: np.ndarray
+    ) -> LayerTransfer:
+        """What moves pages of the pool to blocks; both as for `load`, ``host_pages`` on the host.
 
-        The kernels, however many there are, unless the flag says otherwise: to know the pages on
-        the host, the write stream would be waited for, where earlier stores may be under way.
+        Nobody waits for a store, so that it is to spare the SMs above all: beside the kernels,
+        prefill was seen to lose as much time as they ran, on however few SMs.
         """
         addresses = self._tier.addresses(blocks)
         if self._buffers.device.type == "cpu":
             return layer_transfer(torch.from_numpy(addresses), pages, self._buffers)
-        runs = self._runs(blocks, addresses, pages) if self._io_backend == "copy" else None
-        path = self._choose(len(blocks), runs, compute_running=True)
+        runs = None
+        if self._may_take_copy_engine():
+            runs = self._runs(blocks, addresses, host_pages)
+        path = self._store_path(len(blocks), runs)
         return layer_transfer(self._upload(addresses), pages, self._buffers, path=path, runs=runs)
 
     def _upload(self, addresses: np.ndarray) -> torch.Tensor:
@@ -88,23 +97,25 @@ class PathChooser:
         pinned = torch.from_numpy(addresses).pin_memory()
         return pinned.to(self._buffers.device, non_blocking=True)
 
-    def _takes_copy_engine(self, blocks: int) -> bool:
-        layer_bytes = blocks * self._buffers.layout.layer_bytes
+    def _may_take_copy_engine(self) -> bool:
         return self._io_backend == "copy" or (
-            self._io_backend == "auto" and layer_bytes >= COPY_ENGINE_MIN_LAYER_BYTES
+            self._io_backend == "auto" and self._table.copies is not None
         )
 
-    def _runs(self, blocks: np.ndarray, addresses: np.ndarray, pages: torch.Tensor) -> Runs | None:
-        """Waits for the current stream. None where the copy engine cannot copy."""
+    def _runs(
+        self, blocks: np.ndarray, addresses: np.ndarray, host_pages: np.ndarray
+    ) -> Runs | None:
+        """None where the copy engine cannot copy."""
         # One copy cannot span pieces of host memory that were locked one by one.
         if not self._tier.in_gpu_memory(blocks):
             return None
-        return find_runs(
-            addresses,
-            pages.cpu().numpy(),
-            self._buffers.layout.block_bytes,
-            self._tier.donor_of(blocks),
-        )
+        block_bytes = self._buffers.layout.block_bytes
+        return find_runs(addresses, host_pages, block_bytes, self._tier.donor_of(blocks))
+
+    def _store_path(self, blocks: int, runs: Runs | None) -> Path:
+        if runs is not None and blocks >= STORED_RUN_BLOCKS_MIN * len(runs):
+            return COPY_ENGINE
+        return self._choose(blocks, runs if self._io_backend == "copy" else None, True)
 
     def _choose(self, blocks: int, runs: Runs | None, compute_running: bool) -> Path:
         if self._io_backend == "copy" and runs is not None:

@@ -147,7 +147,7 @@ class StateDump:
                 {"node": node.id, "tokens": len(node.key)}
                 for node in list(cache.ongoing_load_back.values())[:LISTED]
             ],
-            "stores_queued": len(controller.write_queue),
+            "stores_queued": cache.stores.waiting,
             "loads_queued": len(controller.load_queue),
             "stores_completed": [a.finish_event.query() for a in controller.ack_write_queue],
             "loads_completed": [a.finish_event.query() for a in controller.ack_load_queue],
@@ -219,7 +219,7 @@ class StateDump:
         controller = self._cache.cache_controller
         under_way = len(self._cache.ongoing_write_through) + len(self._cache.ongoing_load_back)
         queued = len(controller.ack_write_queue) + len(controller.ack_load_queue)
-        queued += len(controller.write_queue) + len(controller.load_queue)
+        queued += self._cache.stores.waiting + len(controller.load_queue)
         if under_way and not queued:
             yield Violation(
                 "every transfer under way has an event that will complete it",
