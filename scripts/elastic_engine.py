@@ -7,6 +7,7 @@ from pathlib import Path
 
 import torch
 from sglang.srt.mem_cache.allocator.paged import PagedTokenToKVPoolAllocator
+from stopwatch import Stopwatch
 
 from sglang.srt.swiftcache.elastic_allocator import ElasticAllocator
 from sglang.srt.swiftcache.elastic_pool import ElasticKVPool
@@ -47,6 +48,8 @@ class Engine:
         self._fence = ForwardFence(stream, device)
         self._lent: set[int] = set()
         self._rehearse()
+        self.sharing = Stopwatch(self.pool.memory.share)
+        self.pool.memory.share = self.sharing  # type: ignore[method-assign,assignment]
         plan = plan_pool_donor(self.pool.memory, donor_paths(folder, "engine"), settings)
         self.spec = plan.paths.spec
         self.donor = ElasticDonor(plan, self.pool.memory, settings)

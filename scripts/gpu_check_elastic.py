@@ -26,6 +26,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from stopwatch import Stopwatch
+
+from swiftcache_tier.extents import JoinedAddressRange
 from swiftcache_tier.receiver import DonorTier
 from swiftcache_tier.settings import Settings
 from swiftcache_tier.sizes import format_size, parse_size
@@ -99,6 +102,8 @@ def _measure(arguments: argparse.Namespace, pool_bytes: int, layers: int) -> dic
             with _receiver(engine, folder, arguments) as ask:
                 lends: list[float] = []
                 handed_over: list[float] = []
+                shared: list[float] = []
+                mapped: list[float] = []
                 idle: list[float] = []
                 loaded: list[float] = []
                 for load in [False] * TIMES + [True] * TIMES:
@@ -108,6 +113,8 @@ def _measure(arguments: argparse.Namespace, pool_bytes: int, layers: int) -> dic
                     handed_over.append(time.monotonic() - decided_s)
                     usable_s = ask(f"mapped {extents * engine.extent_bytes}")
                     lends.append(usable_s - decided_s)
+                    shared.append(engine.sharing.read())
+                    mapped.append(ask("mapping"))
                     if load:
                         ask("load")
                     asked_s = time.monotonic()
@@ -123,6 +130,11 @@ def _measure(arguments: argparse.Namespace, pool_bytes: int, layers: int) -> dic
         # Of those, the engine's part: to find free extents, and to zero them.
         "hand_over_first_ms": round(handed_over[0] * 1e3, 3),
         "hand_over_ms": round(statistics.median(handed_over[1:]) * 1e3, 3),
+        # Then the donor's thread makes descriptors, and the receiver's maps what they name.
+        "share_first_ms": round(shared[0] * 1e3, 3),
+        "share_ms": round(statistics.median(shared[1:]) * 1e3, 3),
+        "map_first_ms": round(mapped[0] * 1e3, 3),
+        "map_ms": round(statistics.median(mapped[1:]) * 1e3, 3),
         "take_back_idle_ms": round(statistics.median(idle) * 1e3, 3),
         "take_back_loaded_ms": round(statistics.median(loaded) * 1e3, 3),
     }
@@ -160,7 +172,8 @@ def _receiver(
 
 
 def _receive(spec: str, folder: str, device: str, block_bytes: int) -> None:
-    """Follow orders on stdin, each answered with the moment (monotonic) when it was fulfilled."""
+    """Follow orders on stdin, each answered with the moment (monotonic) when it was fulfilled, or
+    with what it asks for."""
     import torch
 
     from swiftcache_kernel import copy_blocks
@@ -173,6 +186,8 @@ def _receive(spec: str, folder: str, device: str, block_bytes: int) -> None:
         receiver_name="receiver",
         device=device,
     )
+    mapping = Stopwatch(JoinedAddressRange.map_each)
+    JoinedAddressRange.map_each = lambda *args: mapping(*args)  # type: ignore[method-assign]
     tier.start()
     if device != "cpu":
         torch.cuda.set_device(device)
@@ -208,6 +223,9 @@ def _receive(spec: str, folder: str, device: str, block_bytes: int) -> None:
             return
         if verb == "mapped":
             wanted_bytes = int(number)
+            continue
+        if verb.strip() == "mapping":
+            print(mapping.read(), flush=True)
             continue
         if verb.strip() == "load":
             used = tier.alloc(tier.free_blocks)
