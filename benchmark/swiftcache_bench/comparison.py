@@ -34,9 +34,9 @@ off loses no more than the run it was in."""
 class Plan:
     """What each contender is put through: a warm-up, the workload at each rate, the probe.
 
-    ``loads`` has one setting per rate. The warm-up sends the first ``warmup_conversations`` of the
-    workload with other ids, one request at a time and then as many at once as the first load
-    allows, so that what compiles at first use, by shape, has compiled.
+    ``loads`` has one setting per rate. The warm-up sends a conversation of the workload with other
+    ids, one request at a time, and then ``warmup_conversations`` of them, as many at once as the
+    first load allows, so that what compiles at first use, by shape, has compiled.
     """
 
     workload: Workload
@@ -154,10 +154,11 @@ def _run_plan(
 
 def _warm_up(url: str, plan: Plan, name: str, log: Log) -> None:
     at_once = plan.loads[0].max_parallel if plan.loads else 1
-    for repeat, parallel in enumerate((1, at_once)):
-        workload = same_shape(
-            plan.workload, plan.warmup_conversations, plan.ids, WARM_UP_SEED + repeat
-        )
+    conversations = plan.warmup_conversations
+    for repeat, (sent, parallel) in enumerate(
+        [(min(1, conversations), 1), (conversations, at_once)]
+    ):
+        workload = same_shape(plan.workload, sent, plan.ids, WARM_UP_SEED + repeat)
         if not workload.requests:
             return
         log(f"{name}: warm-up, {workload.requests} requests, {parallel or 'all'} at once")
