@@ -8,11 +8,11 @@ import os
 import resource
 import secrets
 from collections.abc import Callable, Coroutine
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from typing import Any
 
 from swiftcache_tier.control.credentials import Peer, user_name
-from swiftcache_tier.control.door import leave_door, take_door
+from swiftcache_tier.control.door import clear_door, take_door
 from swiftcache_tier.control.messages import (
     PROTOCOL,
     AtDoor,
@@ -35,6 +35,7 @@ from swiftcache_tier.donor.plan import DonorPlan
 from swiftcache_tier.donor.reception import Reception
 from swiftcache_tier.donor.session import Session
 from swiftcache_tier.donor.store import Shared
+from swiftcache_tier.errors import SwiftCacheError
 from swiftcache_tier.lease import LeaseState
 from swiftcache_tier.settings import Settings
 from swiftcache_tier.sizes import format_size
@@ -71,7 +72,7 @@ class DonorServer:
             mode=mode,
             lock_timeout_s=settings.handshake_timeout_s,
         )
-        parts.callback(leave_door, plan.paths)
+        parts.callback(self._clear_door)
         parts.callback(door.close)
         self._memory = make_memory(parts)
         self._control = ControlSocket(
@@ -124,6 +125,12 @@ class DonorServer:
         while True:
             await asyncio.sleep(self._settings.heartbeat_s)
             self._lender.tick(loop.time())
+
+    def _clear_door(self) -> None:
+        # A successor may have taken the place since this one closed its socket. What cannot be
+        # removed now is for the next of that name to replace.
+        with suppress(OSError, SwiftCacheError):
+            clear_door(self._plan.paths, lock_timeout_s=self._settings.handshake_timeout_s)
 
     def _dirtied(self) -> None:
         self._note_drained()

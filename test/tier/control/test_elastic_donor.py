@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -10,9 +11,11 @@ from typing import Any
 import pytest
 
 from swiftcache_tier.control.credentials import Peer
+from swiftcache_tier.control.door import connect_door, leave_door, take_door
 from swiftcache_tier.control.messages import PROTOCOL, DrainRequest, LimitRequest, MessageError
 from swiftcache_tier.control.query import query_status
-from swiftcache_tier.control.runtime_dir import donor_paths
+from swiftcache_tier.control.runtime_dir import DonorPaths, donor_paths
+from swiftcache_tier.donor import server
 from swiftcache_tier.donor.elastic import ElasticDonor
 from swiftcache_tier.donor.plan import plan_pool_donor
 from swiftcache_tier.extents.pool_memory import PoolMemory
@@ -183,6 +186,36 @@ def test_a_receiver_that_does_not_answer_degrades_what_it_holds(
         wait_for(lambda: len(engine.poll()) == EXTENTS, "until its process is gone")
     finally:
         engine.close()
+
+
+def test_a_donor_that_ends_leaves_its_successors_sockets(
+    runtime_dir: Path, settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    successors: list[socket.socket] = []
+
+    class Door(socket.socket):
+        """When the donor closes it, another takes the place before anything else happens."""
+
+        def close(self) -> None:
+            super().close()
+            if not successors:
+                successors.append(taken(engine.plan.paths))
+
+    def taken(paths: DonorPaths, **_: Any) -> socket.socket:
+        return take_door(paths, backlog=1, mode=0o600, lock_timeout_s=5.0)
+
+    def door_of_engine(paths: DonorPaths, **_: Any) -> Door:
+        return Door(fileno=taken(paths).detach())
+
+    monkeypatch.setattr(server, "take_door", door_of_engine)
+    engine = Engine(runtime_dir, settings)
+    engine.close()
+    try:
+        connect_door(engine.plan.paths).close()
+    finally:
+        for door in successors:
+            door.close()
+        leave_door(engine.plan.paths)
 
 
 def test_a_name_that_is_taken_is_refused(
