@@ -11,26 +11,27 @@ import torch
 
 from swiftcache_kernel.arguments import check_layer
 from swiftcache_kernel.pool_buffers import PoolBuffers
-from swiftcache_kernel.triton_kernels import PROGRAMS, bind_counted_layer
+from swiftcache_kernel.triton_kernels import COUNTED_GRID, Grid, bind_counted_layer
 
 
 class CountedTransfer:
-    """Moves one layer of the loaded batch, in one direction, with `programs` programs.
+    """Moves one layer of the loaded batch, in one direction, by the programs of `grid`.
 
     Needs Triton, and "cuda" or its interpreter; alignment and lifetimes as in `triton_kernels`.
     One thread at a time.
     """
 
     def __init__(
-        self, pool: PoolBuffers, capacity: int, *, gather: bool, programs: int = PROGRAMS
+        self, pool: PoolBuffers, capacity: int, *, gather: bool, grid: Grid = COUNTED_GRID
     ) -> None:
         """capacity: the most blocks that are ever loaded. Compiles the kernel."""
         self._pool = pool
         self._table = torch.zeros(capacity, dtype=torch.int64, device=pool.device)
         self._pages = torch.zeros(capacity, dtype=torch.int64, device=pool.device)
         self._count = torch.zeros(1, dtype=torch.int64, device=pool.device)
+        self._launches = grid.launches
         self._launch = bind_counted_layer(
-            pool.layout, pool.alignment_bytes, programs, pool.device, gather=gather
+            pool.layout, pool.alignment_bytes, capacity, grid, pool.device, gather=gather
         )
 
     def load(self, table: np.ndarray, pages: np.ndarray) -> None:
@@ -57,4 +58,5 @@ class CountedTransfer:
         """Queue the copy of one layer on the current stream. ValueError if there is no such one."""
         check_layer(layer, self._pool.layout)
         k_address, v_address = self._pool.k_addresses[layer], self._pool.v_addresses[layer]
-        self._launch(self._table, self._pages, self._count, k_address, v_address, layer)
+        for launch in range(self._launches):
+            self._launch(self._table, self._pages, self._count, k_address, v_address, layer, launch)

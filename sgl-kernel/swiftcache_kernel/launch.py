@@ -26,6 +26,7 @@ def bind(
     *,
     programs: int,
     device: torch.device,
+    warps: int = NUM_WARPS,
 ) -> Launch:
     """A function that queues `kernel` on the current stream of `device`.
 
@@ -38,7 +39,7 @@ def bind(
     """
     if not isinstance(kernel, triton.JITFunction):  # under Triton's interpreter
         return lambda *arguments: kernel[(programs,)](*arguments, *constants)
-    compiled = _compiled(kernel, signature, constants, device.index)
+    compiled = _compiled(kernel, signature, constants, device.index, warps)
     current_stream = triton.runtime.driver.active.get_current_stream
     on_device = torch.cuda.device(device)
     with on_device:
@@ -58,7 +59,11 @@ def bind(
 
 @lru_cache
 def _compiled(
-    kernel: Any, signature: tuple[torch.dtype | int, ...], constants: tuple[Any, ...], ordinal: int
+    kernel: Any,
+    signature: tuple[torch.dtype | int, ...],
+    constants: tuple[Any, ...],
+    ordinal: int,
+    warps: int,
 ) -> Any:
     with torch.cuda.device(ordinal):
-        return kernel.warmup(*signature, *constants, grid=(1,), num_warps=NUM_WARPS)
+        return kernel.warmup(*signature, *constants, grid=(1,), num_warps=warps)

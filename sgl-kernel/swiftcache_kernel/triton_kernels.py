@@ -24,7 +24,7 @@ import torch
 import triton
 import triton.language as tl
 
-from swiftcache_kernel.launch import Launch, bind
+from swiftcache_kernel.launch import NUM_WARPS, Launch, bind
 from swiftcache_kernel.layout import BlockLayout
 
 # Programs in the grid; each strides over tiles. Between two H200s, for 4096 blocks of 64 KiB, 16,
@@ -40,6 +40,22 @@ STAGES = 3
 FEW_PROGRAMS = 16
 FEW_PROGRAMS_TILE_WORDS = 4096
 FEW_PROGRAMS_STAGES = 4
+
+
+class Grid(NamedTuple):
+    """How launches share out the tiles of a layer."""
+
+    programs: int
+    """In one launch, at most: no more than there are tiles."""
+    tile_words: int = TILE_WORDS
+    stages: int = STAGES
+    """1: a tile goes through registers alone, and takes no shared memory."""
+    warps: int = NUM_WARPS
+    launches: int = 1
+    """So many in a row share the tiles. Each finds SMs anew, and frees them when it ends."""
+
+
+COUNTED_GRID = Grid(PROGRAMS)
 
 WORDS = {8: tl.int64, 4: tl.int32, 2: tl.int16, 1: tl.int8}
 
@@ -134,7 +150,9 @@ def move_layer_kernel(
         )
 
 
-@triton.jit(do_not_specialize=["table", "pages", "count", "k_address", "v_address", "layer"])
+@triton.jit(
+    do_not_specialize=["table", "pages", "count", "k_address", "v_address", "layer", "launch"]
+)
 def move_counted_layer_kernel(
     table: tl.tensor,
     pages: tl.tensor,
@@ -142,6 +160,7 @@ def move_counted_layer_kernel(
     k_address: tl.int64,
     v_address: tl.int64,
     layer: tl.int32,
+    launch: tl.int32,
     K_BYTES: tl.constexpr,
     V_BYTES: tl.constexpr,
     WORD: tl.constexpr,
@@ -153,13 +172,18 @@ def move_counted_layer_kernel(
     TILES_PER_ROW: tl.constexpr,
     STAGES: tl.constexpr,
     GATHER: tl.constexpr,
+    LAUNCHES: tl.constexpr,
 ) -> None:
-    """Move one layer of as many blocks as `count`, one int64 on the device, says."""
+    """Move one layer of as many blocks as `count`, one int64 on the device, says.
+
+    Programs of all LAUNCHES launches share the tiles as if they were of one.
+    """
     blocks = tl.load(count)
     tiles = (blocks + ROWS - 1) // ROWS * TILES_PER_ROW
-    first_tile = tl.program_id(0).to(tl.int64)
+    programs = tl.num_programs(0)
+    first_tile = launch.to(tl.int64) * programs + tl.program_id(0)
     layer_offset = layer.to(tl.int64) * (K_BYTES + V_BYTES)
-    for tile in tl.range(first_tile, tiles, tl.num_programs(0), num_stages=STAGES):
+    for tile in tl.range(first_tile, tiles, programs * LAUNCHES, num_stages=STAGES):
         _move_tile(
             tile,
             table,
@@ -284,7 +308,7 @@ def bind_layer(
     It takes table, pages, blocks, the addresses of K and V, and the layer. `alignment_bytes`, a
     power of two up to 16, must divide these addresses and `layout.alignment_bytes`.
     """
-    tiling = _tiling(layout, alignment_bytes, programs <= FEW_PROGRAMS)
+    tiling = _tiling(layout, alignment_bytes, *_tile_of(programs))
     return bind(
         move_layer_kernel,
         (torch.int64, torch.int64, 0, 0, 0, 0),
@@ -297,22 +321,25 @@ def bind_layer(
 def bind_counted_layer(
     layout: BlockLayout,
     alignment_bytes: int,
-    programs: int,
+    capacity: int,
+    grid: Grid,
     device: torch.device,
     *,
     gather: bool,
 ) -> Launch:
-    """A launch of `programs` programs that moves one layer of as many blocks as the device says.
+    """A launch that moves its part of one layer of as many blocks as the device says.
 
-    It takes table, pages, count (int64 [1]), the addresses of K and V, and the layer.
+    It takes table, pages, count (int64 [1], up to `capacity`), the addresses of K and V, the
+    layer, and which of `grid.launches` launches it is.
     """
-    tiling = _tiling(layout, alignment_bytes, programs <= FEW_PROGRAMS)
+    tiling = _tiling(layout, alignment_bytes, grid.tile_words, grid.stages)
     return bind(
         move_counted_layer_kernel,
-        (torch.int64, torch.int64, torch.int64, 0, 0, 0),
-        (*tiling.constants, gather),
-        programs=programs,
+        (torch.int64, torch.int64, torch.int64, 0, 0, 0, 0),
+        (*tiling.constants, gather, grid.launches),
+        programs=min(grid.programs, tiling.tiles(capacity)),
         device=device,
+        warps=grid.warps,
     )
 
 
@@ -327,7 +354,7 @@ def bind_scatter_all(
 
     It takes table, pages, blocks, `PoolBuffers.addresses` and the number of layers.
     """
-    tiling = _tiling(layout, alignment_bytes, programs <= FEW_PROGRAMS)
+    tiling = _tiling(layout, alignment_bytes, *_tile_of(programs))
     return bind(
         scatter_layers_kernel,
         (torch.int64, torch.int64, 0, torch.int64, 0),
@@ -349,10 +376,7 @@ class _Tiling(NamedTuple):
 
 
 @lru_cache
-def _tiling(layout: BlockLayout, alignment_bytes: int, few_programs: bool) -> _Tiling:
-    tile_words, stages = TILE_WORDS, STAGES
-    if few_programs:
-        tile_words, stages = FEW_PROGRAMS_TILE_WORDS, FEW_PROGRAMS_STAGES
+def _tiling(layout: BlockLayout, alignment_bytes: int, tile_words: int, stages: int) -> _Tiling:
     word_bytes = min(alignment_bytes, 8)
     k_words, v_words = layout.k_bytes // word_bytes, layout.v_bytes // word_bytes
     columns = min(tile_words, triton.next_power_of_2(max(k_words, v_words)))
@@ -362,6 +386,13 @@ def _tiling(layout: BlockLayout, alignment_bytes: int, few_programs: bool) -> _T
     bytes_and_words = layout.k_bytes, layout.v_bytes, WORDS[word_bytes], word_bytes
     cut = alignment_bytes, rows, columns, k_tiles, tiles_per_row, stages
     return _Tiling(rows, tiles_per_row, (*bytes_and_words, *cut))
+
+
+def _tile_of(programs: int) -> tuple[int, int]:
+    """Words of a tile, and stages."""
+    if programs <= FEW_PROGRAMS:
+        return FEW_PROGRAMS_TILE_WORDS, FEW_PROGRAMS_STAGES
+    return TILE_WORDS, STAGES
 
 
 def _alignment(layout: BlockLayout, k: torch.Tensor, v: torch.Tensor) -> int:

@@ -12,6 +12,7 @@ from kernel.cases import Shape, bytes_of, expect_gather, expect_scatter, shapes
 from kernel.test_layer_transfer import batches, contents, donor, interpreted, pool_of
 
 from swiftcache_kernel.counted_transfer import CountedTransfer
+from swiftcache_kernel.triton_kernels import Grid
 
 pytestmark = [
     interpreted,
@@ -23,16 +24,26 @@ def array(numbers: list[int]) -> np.ndarray:
     return np.array(numbers, dtype=np.int64)
 
 
-@settings(max_examples=15, deadline=None)
+@pytest.mark.parametrize(
+    "grid",
+    [
+        pytest.param(Grid(3), id="few-programs"),
+        pytest.param(Grid(2, tile_words=512, launches=3), id="several-launches"),
+        pytest.param(Grid(1000, tile_words=512, stages=1, warps=1), id="a-tile-each"),
+    ],
+)
+@settings(max_examples=10, deadline=None)
 @given(shape=shapes(), batch=batches())
-def test_what_was_loaded_last_is_moved(shape: Shape, batch: tuple[list[int], list[int]]) -> None:
+def test_what_was_loaded_last_is_moved(
+    grid: Grid, shape: Shape, batch: tuple[list[int], list[int]]
+) -> None:
     numbers, pages = batch
     room = max(*numbers, *pages) + 2
     with donor(shape, room, seed=1) as (base, size):
         table = [base + number * shape.layout.block_bytes for number in numbers]
         pool = pool_of(shape, room, seed=2)
         gather, scatter = (
-            CountedTransfer(pool, len(table) + 1, gather=way, programs=3) for way in (True, False)
+            CountedTransfer(pool, len(table) + 1, gather=way, grid=grid) for way in (True, False)
         )
         untouched = contents(pool)
         for transfer in (gather, scatter):

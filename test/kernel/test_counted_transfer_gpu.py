@@ -11,20 +11,31 @@ from kernel.cases import Shape, bytes_of, expect_gather
 from kernel.gpu_cases import GPU, PLACES, donor_memory, gpu_pool, needs_gpu
 
 from swiftcache_kernel.counted_transfer import CountedTransfer
+from swiftcache_kernel.triton_kernels import COUNTED_GRID, Grid
 
 pytestmark = needs_gpu
 
 SHAPE = Shape(torch.bfloat16, page_tokens=16, layers=3, heads=8, k_dim=128, v_dim=128)
 BLOCKS, PAGES = 300, 400
+GRIDS = [
+    COUNTED_GRID,
+    Grid(8, tile_words=4096, stages=4),
+    Grid(32, tile_words=4096, stages=5),
+    Grid(32, launches=8),
+    Grid(1_000_000, tile_words=1024, stages=1, warps=4),
+    Grid(1_000_000, tile_words=512, stages=1, warps=1),
+    Grid(264, tile_words=2048, stages=1, warps=4, launches=8),
+]
 
 
+@pytest.mark.parametrize("grid", GRIDS, ids=str)
 @pytest.mark.parametrize("place", PLACES)
-def test_a_graph_moves_what_was_loaded_before_its_replay(place: str) -> None:
+def test_a_graph_moves_what_was_loaded_before_its_replay(place: str, grid: Grid) -> None:
     layout = SHAPE.layout
     memory = donor_memory(BLOCKS * layout.block_bytes, place)
     base, donor = memory.data_ptr(), bytes_of(memory.cpu())
     pool = gpu_pool(SHAPE, PAGES, seed=1)
-    transfer = CountedTransfer(pool, BLOCKS, gather=True)
+    transfer = CountedTransfer(pool, BLOCKS, gather=True, grid=grid)
     stream, graph = torch.cuda.Stream(GPU), torch.cuda.CUDAGraph()
     with torch.cuda.stream(stream):
         transfer.move(0)
@@ -50,3 +61,26 @@ def test_a_graph_moves_what_was_loaded_before_its_replay(place: str) -> None:
                     layer,
                 )
                 assert (bytes_of(pool.k[layer]), bytes_of(pool.v[layer])) == expected
+
+
+@pytest.mark.parametrize("grid", GRIDS, ids=str)
+def test_what_is_scattered_from_one_pool_arrives_in_another(grid: Grid) -> None:
+    layout = SHAPE.layout
+    memory = donor_memory(BLOCKS * layout.block_bytes, "cuda:0")
+    sent, received = (gpu_pool(SHAPE, PAGES, seed) for seed in (1, 2))
+    expected = gpu_pool(SHAPE, PAGES, seed=2)
+    table = memory.data_ptr() + np.arange(BLOCKS, dtype=np.int64)[::-1] * layout.block_bytes
+    pages = np.random.default_rng(4).permutation(PAGES)[:BLOCKS]
+    for pool, gather in ((sent, False), (received, True)):
+        transfer = CountedTransfer(pool, PAGES, gather=gather, grid=grid)
+        transfer.load(table, pages)
+        for layer in range(SHAPE.layers):
+            transfer.move(layer)
+    torch.cuda.synchronize()
+    slots = (torch.from_numpy(pages)[:, None] * 16 + torch.arange(16)).flatten().to(GPU)
+    for ours, theirs, got in (
+        *zip(sent.k, expected.k, received.k, strict=True),
+        *zip(sent.v, expected.v, received.v, strict=True),
+    ):
+        theirs[slots] = ours[slots]
+        assert bytes_of(got) == bytes_of(theirs)

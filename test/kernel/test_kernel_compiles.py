@@ -62,9 +62,16 @@ if verb in ("gather", "scatter"):
     bound = triton_kernels.bind_layer(layout, 16, blocks, programs, gpu, gather=verb == "gather")
     bound("TABLE", "PAGES", blocks, 1 << 40, 1 << 41, 0)
     bound("TABLE", "PAGES", blocks, 1 << 10, 1 << 42, 35)
-elif verb == "counted":
-    bound = triton_kernels.bind_counted_layer(layout, 16, programs, gpu, gather=True)
-    bound("TABLE", "PAGES", "COUNT", 1 << 40, 1 << 41, 7)
+elif verb.startswith("counted"):
+    grid = {
+        "counted": triton_kernels.Grid(programs),
+        "counted-alone": triton_kernels.Grid(programs, tile_words=4096, stages=5),
+        "counted-short": triton_kernels.Grid(programs, tile_words=512, stages=1, warps=1),
+        "counted-parts": triton_kernels.Grid(programs, launches=8),
+    }[verb]
+    bound = triton_kernels.bind_counted_layer(layout, 16, blocks, grid, gpu, gather=True)
+    for launch in range(grid.launches):
+        bound("TABLE", "PAGES", "COUNT", 1 << 40, 1 << 41, 7, launch)
 elif verb == "compile-kernels":
     from swiftcache_kernel.kernel_transfer import compile_kernels
 
@@ -166,10 +173,30 @@ def test_a_launch_passes_what_the_kernel_takes(tmp_path: Path) -> None:
 
 
 def test_a_counted_launch_binds_no_number_of_blocks(tmp_path: Path) -> None:
-    [call] = launched(tmp_path, 90, "counted", 32, blocks=0).calls
-    assert call["types"][:6] == ["*i64", "*i64", "*i64", "i64", "i64", "i32"]
+    [call] = launched(tmp_path, 90, "counted", 32, blocks=100).calls
+    assert call["types"][:7] == ["*i64", "*i64", "*i64", "i64", "i64", "i32", "i32"]
     assert call["arguments"][:3] == ["TABLE", "PAGES", "COUNT"]
     assert call["grid"] == [32, 1, 1]
+
+
+def test_launches_that_share_a_layer_are_one_kernel(tmp_path: Path) -> None:
+    calls = launched(tmp_path, 90, "counted-parts", 32, blocks=100).calls
+    assert [call["arguments"][5:7] for call in calls] == [["7", str(n)] for n in range(8)]
+    assert {tuple(call["grid"]) for call in calls} == {(32, 1, 1)}
+
+
+def test_programs_that_end_soon_hold_no_shared_memory(tmp_path: Path) -> None:
+    [call], ptx = launched(tmp_path, 90, "counted-short", 1_000_000, blocks=9)
+    assert call["shared_bytes"] == 0
+    # A tile is eight 16-byte accesses of each of 32 threads; there are eight of K and eight of V.
+    assert call["grid"] == [9 * 16, 1, 1]
+    assert len(re.findall(r"\bld\.global\.v2\.b64", ptx)) == 8
+    assert len(re.findall(r"\bst\.global\.v2\.b64", ptx)) == 8
+
+
+def test_programs_that_share_no_sm_take_more_than_half_its_memory(tmp_path: Path) -> None:
+    [call] = launched(tmp_path, 90, "counted-alone", 32, blocks=100).calls
+    assert 228 * 1024 // 2 < call["shared_bytes"] <= 227 * 1024
 
 
 def test_all_layers_are_one_launch(tmp_path: Path) -> None:

@@ -1,14 +1,8 @@
-"""The order that streams and events give to a forward's copies, without a GPU.
-
-Streams are lists here, and what must come before what follows from them and from the events, as on
-a GPU: two operations that nothing orders may run in any order, or at once.
-"""
+"""The order that streams and events give to a forward's copies, without a GPU."""
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
-from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any
 
@@ -18,63 +12,16 @@ import torch
 
 from sglang.srt.swiftcache.layer_stream import movers
 from sglang.srt.swiftcache.layer_stream.streamer import ForwardPlan, LayerStreamer
+from support.simulated_gpu import Gpu, Stream
 from swiftcache_kernel import counted_transfer
 
 LAYERS = 5
 
 
-class Gpu:
-    """Operations by name, each with those that surely come before it."""
-
-    def __init__(self) -> None:
-        self.before: dict[str, set[str]] = {}
-        self.main = Stream(self)
-        self.current = self.main
-
-    def queue(self, name: str) -> None:
-        assert name not in self.before, f"{name} was queued twice"
-        self.before[name] = set(self.current.done)
-        self.current.done.add(name)
-
-    @contextmanager
-    def on(self, stream: Stream) -> Iterator[None]:
-        before, self.current = self.current, stream
-        yield
-        self.current = before
-
-    def ordered(self, first: str, second: str) -> bool:
-        return first in self.before[second]
-
-
-class Stream:
-    def __init__(self, gpu: Gpu) -> None:
-        self.done: set[str] = set()
-
-    def wait_event(self, event: Event) -> None:
-        self.done |= event.done
-
-
-class Event:
-    def __init__(self) -> None:
-        self.done: set[str] = set()
-
-    def record(self, stream: Stream) -> None:
-        self.done = set(stream.done)
-
-    def query(self) -> bool:
-        return True
-
-
 @pytest.fixture
 def gpu(monkeypatch: pytest.MonkeyPatch) -> Gpu:
     gpu = Gpu()
-    fake = SimpleNamespace(
-        Event=Event,
-        Stream=lambda device: Stream(gpu),
-        current_stream=lambda device: gpu.current,
-        stream=gpu.on,
-    )
-    monkeypatch.setattr(movers.torch, "cuda", fake)
+    monkeypatch.setattr(movers.torch, "cuda", gpu.as_torch_cuda)
 
     class Transfer:
         def __init__(self, buffers: Any, capacity: int, *, gather: bool) -> None:
@@ -163,7 +110,7 @@ def test_a_capture_holds_the_copies_though_there_is_no_plan(gpu: Gpu) -> None:
 
 def test_a_stream_can_wait_for_what_was_launched(gpu: Gpu) -> None:
     streaming = streamer()
-    other = Stream(gpu)
+    other = Stream()
     streaming.order_after_forward(other)
     assert other.done == set()
     forward(gpu, streaming)
