@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import pickle
 import socket
 from contextlib import closing
@@ -15,7 +16,7 @@ from sglang.srt.server_args import prepare_server_args
 from sglang.srt.swiftcache import donate_checks, succession
 from support.fake_clock import FakeClock
 from support.fake_nvml import FakeGpu, FakeNvml, gpu_uuid
-from swiftcache_tier.control.door import take_door
+from swiftcache_tier.control.door import leave_door, take_door
 from swiftcache_tier.control.runtime_dir import DonorPaths
 from swiftcache_tier.donor import orphans
 from swiftcache_tier.errors import SwiftCacheError
@@ -145,7 +146,7 @@ def test_sockets_go_when_the_process_ends(
     open_door(args).close()
     ((function, *arguments),) = at_exit
     function(*arguments)
-    assert list(paths_of(args).door.parent.iterdir()) == []
+    assert not set(paths_of(args)) & set(paths_of(args).door.parent.iterdir())
     assert clock.now_s == 0
     function(*arguments)
     args.swiftcache_runtime_dir += "/absent"
@@ -154,6 +155,29 @@ def test_sockets_go_when_the_process_ends(
 
 def test_sockets_go_as_soon_as_the_scheduler_has(args: Any, clock: FakeClock) -> None:
     clock.at(1, open_door(args).close)
+    succession.remove_sockets(args, SETTINGS)
+    assert not set(paths_of(args)) & set(paths_of(args).door.parent.iterdir())
+
+
+@pytest.mark.parametrize(("age_s", "waits"), [(0, True), (3600, False)])
+def test_the_next_server_waits_after_one_that_was_interrupted_lately(
+    args: Any, clock: FakeClock, monkeypatch: pytest.MonkeyPatch, age_s: float, waits: bool
+) -> None:
+    monkeypatch.setattr(HostArena, "available_bytes", lambda _: GIB)
+    open_door(args).close()
+    succession.remove_sockets(args, SETTINGS)  # as on Ctrl-C: the scheduler has been killed
+    folder = paths_of(args).door.parent
+    (mark,) = folder.iterdir()
+    ended_s = mark.stat().st_mtime - age_s
+    os.utime(mark, (ended_s, ended_s))
+    succession.prepare(args)
+    assert (clock.now_s > 0) == waits
+    assert list(folder.iterdir()) == [], "the next but one waits as well"
+
+
+def test_a_donor_that_took_everything_back_leaves_no_mark(args: Any) -> None:
+    open_door(args).close()
+    leave_door(paths_of(args))
     succession.remove_sockets(args, SETTINGS)
     assert list(paths_of(args).door.parent.iterdir()) == []
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 
 
@@ -14,6 +15,10 @@ class FakeClock:
 
     def monotonic(self) -> float:
         return self.now_s
+
+    def time(self) -> float:
+        """The wall clock, by which files are dated, goes on."""
+        return time.time()
 
     def sleep(self, seconds: float) -> None:
         self.now_s += seconds

@@ -1,7 +1,9 @@
 """A server that lends: what one of its name left that was killed, and what it leaves itself.
 
-Its donor lives in the scheduler process, which SGLang ends with SIGKILL, so all that comes before
-and after a donor is for the main process.
+Its donor lives in the scheduler process, which SGLang ends with SIGKILL, also on Ctrl-C, so all
+that comes before and after a donor is for the main process. Receivers go on holding memory of a
+donor that was killed until they have noticed and vacated it. Its sockets say that it was: left
+behind where the main process was killed with it, else replaced by a mark, an empty file.
 """
 
 from __future__ import annotations
@@ -10,6 +12,7 @@ import atexit
 import contextlib
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from sglang.srt.swiftcache import donate_checks
@@ -36,15 +39,17 @@ def prepare(args: Any) -> None:
     """
     settings = Settings.from_env()
     paths = _own_donor(args)
-    if was_left(paths):
+    if was_left(paths) or _was_killed_lately(paths, settings):
         wait_for_orphans(paths.name, _memory_of(args, settings), settings)
+    with contextlib.suppress(OSError):
+        _mark(paths).unlink(missing_ok=True)
     # Callbacks run last in, first out: `Engine` and `Runtime` add theirs, which kill the scheduler,
     # once they have their arguments. `launch_server` kills it before any callback.
     atexit.register(remove_sockets, args, settings)
 
 
 def remove_sockets(args: Any, settings: Settings) -> None:
-    """Remove what the donor of a killed scheduler left, as soon as that process is gone.
+    """Put a mark in place of what the donor of a killed scheduler left, once that process is gone.
 
     Sockets of a server that lives stay. What cannot be removed stays too, for the next server of
     that name to replace.
@@ -53,10 +58,28 @@ def remove_sockets(args: Any, settings: Settings) -> None:
     paths = _own_donor(args)
     end_s = time.monotonic() + settings.scheduler_end_timeout_s
     with contextlib.suppress(OSError, SwiftCacheError):
-        while not clear_door(paths, lock_timeout_s=settings.handshake_timeout_s):
+        while True:
+            killed = was_left(paths)
+            if clear_door(paths, lock_timeout_s=settings.handshake_timeout_s):
+                break
             if time.monotonic() > end_s:
                 return
             time.sleep(_POLL_S)
+        if killed:
+            _mark(paths).touch(mode=0o600)
+
+
+def _mark(paths: DonorPaths) -> Path:
+    return paths.door.with_name(f"{paths.name}.killed")
+
+
+def _was_killed_lately(paths: DonorPaths, settings: Settings) -> bool:
+    """So lately that receivers may still hold memory of it."""
+    try:
+        age_s = time.time() - _mark(paths).stat().st_mtime
+    except OSError:
+        return False
+    return age_s <= settings.lost_after_s + settings.reclaim_deadline_s
 
 
 def _own_donor(args: Any) -> DonorPaths:
