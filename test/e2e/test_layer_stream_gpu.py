@@ -20,7 +20,7 @@ from support.tiny_model import TinyShape, build_tiny_model
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU"),
-    pytest.mark.timeout(230),
+    pytest.mark.timeout(700),
 ]
 
 # A layer's K and V of Qwen3-8B, in eight layers: 1024 slots are 2 MiB of each.
@@ -59,7 +59,7 @@ def serving(model: Path, tmp_path: Path, page: int, *flags: str, **env: str) -> 
         tmp_path=tmp_path,
         env=env,
         base_flags=FLAGS,
-        deadline_s=150,
+        deadline_s=300,
     )
     with server:
         yield server
