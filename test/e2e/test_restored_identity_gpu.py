@@ -30,6 +30,7 @@ NEW_TOKENS = 24
 VARIANTS = {
     "graphs, overlap": (),
     "no graphs": ("--disable-cuda-graph",),
+    "prefill graphs": ("--cuda-graph-backend-prefill=breakable",),
     "no overlap": ("--disable-overlap-schedule",),
     "copy engine": ("--swiftcache-io-backend", "copy"),
     "kernel, pages of 64": ("--swiftcache-io-backend", "kernel", "--page-size", "64"),

@@ -224,9 +224,11 @@ HOOKS = (
         "sglang.srt.model_executor.runner.prefill_cuda_graph_runner.PrefillCudaGraphRunner."
         "can_run_graph",
         HookType.AROUND,
-        stream_wiring.can_run_prefill_graph,
-        reason="prefill graphs have no copies in them",
-        on_upgrade="still decides between graph and eager prefill",
+        tier_wiring.can_run_prefill_graph,
+        reason="prefill graphs have no copies in them, and one of the whole forward does not wait "
+        "for the loads of its layers",
+        on_upgrade="still decides between graph and eager prefill; _is_full_backend still tells "
+        "graphs that hold the attention too; set_hicache_consumer still comes before it",
     ),
     Hook(
         "sglang.srt.managers.scheduler.Scheduler.run_event_loop",

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from sglang.srt.swiftcache.donation_wiring import donation_of
+from sglang.srt.swiftcache.layer_stream import wiring as stream_wiring
 
 
 def host_pool_class(original: Callable[[Any], type], device_pool: Any) -> type:
@@ -56,6 +57,26 @@ def follow_donors_while_paused(_: Any, scheduler: Any, *__: Any) -> None:
 
     if scheduler._engine_paused and isinstance(scheduler.tree_cache, DonorRadixCache):
         scheduler.tree_cache.check_hicache_events()
+
+
+def can_run_prefill_graph(
+    original: Callable[..., Any], runner: Any, *args: Any, **kwargs: Any
+) -> Any:
+    """PrefillCudaGraphRunner.can_run_graph: a graph of the whole forward waits for no load.
+
+    By default graphs break at the attention, which then waits for its layer as in eager prefill.
+    """
+    if _is_loading(runner.model_runner) and runner._is_full_backend:
+        return False
+    return stream_wiring.can_run_prefill_graph(original, runner, *args, **kwargs)
+
+
+def _is_loading(model_runner: Any) -> bool:
+    """Whether the next forward reads what is being loaded from donors."""
+    if model_runner.server_args.swiftcache_donors is None:
+        return False
+    counter = model_runner.token_to_kv_pool.layer_transfer_counter
+    return counter is not None and counter.consumer_index >= 0
 
 
 def add_state(output: Any, scheduler: Any, *_: Any) -> None:
