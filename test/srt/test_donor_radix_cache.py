@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -17,8 +18,10 @@ from sglang.srt.mem_cache.radix_cache import TreeNode
 
 from sglang.srt.swiftcache import stores, tier_wiring
 from sglang.srt.swiftcache.expiry import Expiry
+from sglang.srt.swiftcache.state_dump import StateDump
 from sglang.srt.swiftcache.vacate import Vacater
 from support.kv_tree import Running, Tree
+from support.slow_streams import SlowStreams
 
 POLICIES = ("write_through", "write_through_selective", "write_back")
 
@@ -457,18 +460,40 @@ def test_a_corrupted_block_is_seen_by_these_tests() -> None:
         run_all()
 
 
+def test_a_store_that_is_thought_done_too_early_is_seen_by_these_tests() -> None:
+    """The control for what follows: bytes are moved no sooner than somebody waits for them."""
+    streams = SlowStreams()
+    with streams.in_place():
+        tree = Tree(4, pages=16, policy="write_through", streams=streams)
+        tree.tier.join(1, extents=64)
+        filled(tree, kinds=1)
+        tree.cache.check_hicache_events()
+        streams.synchronize()
+        tree.cache.check_hicache_events()
+        acknowledgements = tree.cache.cache_controller.ack_write_queue
+        acknowledgements[0] = acknowledgements[0]._replace(
+            finish_event=acknowledgements[0].start_event
+        )
+        tree.cache.check_hicache_events()
+        tree.cache.evict(EvictParams(num_tokens=16 * 4))
+        with pytest.raises(AssertionError, match="wrong KV"):
+            tree.run(prompt(0, 8, 4))
+
+
 class TreeMachine(RuleBasedStateMachine):
     """Requests, aborts, evictions, flushes; donors that join, ask back, lend again and end."""
 
     verify = False
     replicas = 1
+    streams: SlowStreams | None = None
 
     @initialize(
         policy=st.sampled_from(POLICIES),
         page_size=st.sampled_from([1, 4]),
         extent_bytes=st.sampled_from([4096, 8192]),
+        extents=st.sampled_from([1, 2, 6]),
     )
-    def begin(self, policy: str, page_size: int, extent_bytes: int) -> None:
+    def begin(self, policy: str, page_size: int, extent_bytes: int, extents: int) -> None:
         self.tree = Tree(
             page_size,
             pages=20,
@@ -476,12 +501,13 @@ class TreeMachine(RuleBasedStateMachine):
             extent_bytes=extent_bytes,
             verify=self.verify,
             replicas=self.replicas,
+            streams=self.streams,
         )
         self.running: list[Running] = []
         self.lent: dict[int, set[int]] = {}
         self.back: dict[int, set[int]] = {}
         # Most of what can go wrong needs memory to be there; donors that come later join as well.
-        self.join(1, 6)
+        self.join(1, extents)
 
     @rule(prompts=st.lists(st.tuples(st.integers(0, 5), st.integers(1, 9)), min_size=1, max_size=6))
     def whole_requests(self, prompts: list[tuple[int, int]]) -> None:
@@ -576,6 +602,9 @@ class TreeMachine(RuleBasedStateMachine):
         if hasattr(self, "tree"):
             self.tree.check(self.running)
 
+    def all_goes_on(self) -> None:
+        """What takes its time has had it."""
+
     def teardown(self) -> None:
         if not hasattr(self, "tree"):
             return
@@ -585,6 +614,7 @@ class TreeMachine(RuleBasedStateMachine):
             if slots:
                 self.tree.tier.ask_back(key, sorted(slots))
         for _ in range(4):
+            self.all_goes_on()
             self.tree.cache.check_hicache_events()
         assert not self.tree.tier.waiting, "memory that was asked back never came"
         assert np.all(self.tree.tier.must_vacate() >= 0)
@@ -596,6 +626,111 @@ TestTreeMachine = TreeMachine.TestCase
 TestTreeMachine.settings = settings(
     max_examples=40,
     stateful_step_count=40,
+    deadline=None,
+    suppress_health_check=list(HealthCheck),
+)
+
+
+class SlowTreeMachine(TreeMachine):
+    """The same life, in which pages become known and stores, loads and forwards are done as late as
+    a rule says, or when somebody waits for them.
+
+    What has not come to its end holds its nodes, and nothing else: the books of the server's own
+    audit are looked at after every step.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.streams = SlowStreams()
+        self.patches = ExitStack()
+        self.patches.enter_context(self.streams.in_place())
+
+    @rule(stream=st.integers(0, 3), steps=st.integers(1, 8))
+    def go_on(self, stream: int, steps: int) -> None:
+        self.streams.go_on(stream, steps)
+
+    @rule()
+    def all_goes_on(self) -> None:
+        self.streams.synchronize()
+
+    @rule()
+    def step_while_paused(self) -> None:
+        scheduler = SimpleNamespace(tree_cache=self.tree.cache, _engine_paused=True)
+        tier_wiring.follow_donors_while_paused(None, scheduler, [])
+
+    @rule(kind=st.integers(0, 5), pages=st.integers(3, 9))
+    def load(self, kind: int, pages: int) -> None:
+        """Begin to load what lies on donors alone by now."""
+        tokens = prompt(kind, pages, self.tree.page_size)
+        for _ in range(2):  # the second time for the policy that stores what was hit
+            self.tree.run(tokens)
+        for _ in range(2):
+            self.tree.cache.check_hicache_events()
+            self.streams.synchronize()
+        self.tree.cache.check_hicache_events()
+        self.tree.cache.evict(EvictParams(num_tokens=self.tree.tokens_total))
+        self.request(kind, pages, tail=0)
+
+    @rule(key=st.integers(1, 3), lost=st.booleans())
+    def all_back(self, key: int, lost: bool) -> None:
+        """A donor wants all that it lent, or ends, and the scheduler has steps for it."""
+        if lost:
+            self.lose(key, past_deadline=True)
+        else:
+            self.ask_back(key, 6)
+        for _ in range(2):
+            self.tree.cache.check_hicache_events()
+
+    @precondition(lambda self: self.tree.cache._cold_copies is not None)
+    @rule(kinds=st.permutations(range(4)), pages=st.integers(3, 7))
+    def choose_copies(self, kinds: list[int], pages: int) -> None:
+        """What was computed last gives up its copy for what is about to be evicted."""
+        for kind in kinds:
+            for _ in range(2):
+                self.tree.run(prompt(kind, pages, self.tree.page_size))
+            self.store_coldest()
+
+    @invariant()
+    def the_audit_finds_nothing(self) -> None:
+        if hasattr(self, "tree"):
+            assert (
+                StateDump(scheduler_of(self.tree, self.running), self.tree.cache).violations() == []
+            )
+
+    def teardown(self) -> None:
+        try:
+            super().teardown()
+            if hasattr(self, "tree"):
+                assert not self.tree.cache.protected_size(), "a lock was never taken off"
+        finally:
+            self.patches.close()
+
+
+def scheduler_of(tree: Tree, running: list[Running]) -> Any:
+    """As far as an audit looks at one that has these requests."""
+    requests = [
+        SimpleNamespace(
+            rid=place,
+            req_pool_idx=place,
+            last_node=request.last_node,
+            cache_protected_len=request.cached,
+            kv=SimpleNamespace(kv_allocated_len=len(request.slots)),
+        )
+        for place, request in enumerate(running)
+    ]
+    return SimpleNamespace(
+        running_batch=SimpleNamespace(reqs=requests),
+        last_batch=None,
+        cur_batch_for_debug=None,
+        chunked_req=None,
+        max_total_num_tokens=tree.tokens_total,
+    )
+
+
+TestSlowTreeMachine = SlowTreeMachine.TestCase
+TestSlowTreeMachine.settings = settings(
+    max_examples=120,
+    stateful_step_count=50,
     deadline=None,
     suppress_health_check=list(HealthCheck),
 )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from contextlib import ExitStack
 from types import SimpleNamespace
 from typing import Any
 
@@ -16,6 +17,7 @@ from sglang.srt.mem_cache.base_prefix_cache import EvictParams
 
 from sglang.srt.swiftcache.expiry import Expiry
 from sglang.srt.swiftcache.state_dump import StateDump
+from support.slow_streams import SlowStreams
 from support.stream_tree import LAYERS, PAGE, StreamTree
 
 
@@ -276,6 +278,8 @@ def test_a_model_that_leaves_a_layer_out_is_told(tree: StreamTree) -> None:
 class StreamMachine(RuleBasedStateMachine):
     """Requests short and long, chunks, aborts, evictions, flushes; donors that come and go."""
 
+    streams: SlowStreams | None = None
+
     @initialize(
         policy=st.sampled_from(("write_through", "write_through_selective")),
         window=st.integers(1, 5),
@@ -283,7 +287,14 @@ class StreamMachine(RuleBasedStateMachine):
         extents=st.integers(20, 60),
     )
     def begin(self, policy: str, window: int, extent_bytes: int, extents: int) -> None:
-        self.tree = StreamTree(2, window, policy, donor_extents=extents, extent_bytes=extent_bytes)
+        self.tree = StreamTree(
+            2,
+            window,
+            policy,
+            donor_extents=extents,
+            extent_bytes=extent_bytes,
+            streams=self.streams,
+        )
         self.lent = {1: set(range(extents))}
 
     @rule(prompts=st.lists(st.tuples(st.integers(0, 4), st.integers(2, 110)), max_size=4))
@@ -372,6 +383,9 @@ class StreamMachine(RuleBasedStateMachine):
         found = [v for v in StateDump(idle, self.tree.cache).violations() if "block" in v.invariant]
         assert found == []
 
+    def all_goes_on(self) -> None:
+        """What takes its time has had it."""
+
     def teardown(self) -> None:
         if not hasattr(self, "tree"):
             return
@@ -381,15 +395,49 @@ class StreamMachine(RuleBasedStateMachine):
             if slots:
                 self.tree.tier.ask_back(key, sorted(slots))
         for _ in range(4):
+            self.all_goes_on()
             self.tree.cache.check_hicache_events()
         assert not self.tree.tier.waiting, "memory that was asked back never came"
         self.tree.check()
 
 
+class SlowStreamMachine(StreamMachine):
+    """The same life, in which loads and stores are done as late as a rule says, or when somebody
+    waits for them; a forward waits for loads."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.streams = SlowStreams()
+        self.patches = ExitStack()
+        self.patches.enter_context(self.streams.in_place())
+
+    @rule(stream=st.integers(0, 3), steps=st.integers(1, 8))
+    def go_on(self, stream: int, steps: int) -> None:
+        self.streams.go_on(stream, steps)
+
+    @rule()
+    def all_goes_on(self) -> None:
+        self.streams.synchronize()
+
+    @rule(key=st.integers(1, 3), count=st.integers(1, 60))
+    def all_back(self, key: int, count: int) -> None:
+        self.ask_back(key, count)
+        for _ in range(2):
+            self.step()
+
+    def teardown(self) -> None:
+        try:
+            super().teardown()
+        finally:
+            self.patches.close()
+
+
 TestStreamMachine = StreamMachine.TestCase
-TestStreamMachine.settings = settings(
-    max_examples=15,
-    stateful_step_count=25,
-    deadline=None,
-    suppress_health_check=list(HealthCheck),
-)
+TestSlowStreamMachine = SlowStreamMachine.TestCase
+for machine in (TestStreamMachine, TestSlowStreamMachine):
+    machine.settings = settings(
+        max_examples=15,
+        stateful_step_count=25,
+        deadline=None,
+        suppress_health_check=list(HealthCheck),
+    )

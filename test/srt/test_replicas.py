@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, settings
-from srt.test_donor_radix_cache import TreeMachine, filled, prompt
+from srt.test_donor_radix_cache import SlowTreeMachine, TreeMachine, filled, prompt
 
 from support.kv_tree import Tree
 
@@ -131,7 +131,16 @@ class ReplicatedAndVerifiedTreeMachine(TreeMachine):
     verify = True
 
 
-for machine in (ReplicatedTreeMachine, ReplicatedAndVerifiedTreeMachine):
+class SlowReplicatedTreeMachine(SlowTreeMachine):
+    replicas = 2
+    verify = True
+
+
+for machine in (
+    ReplicatedTreeMachine,
+    ReplicatedAndVerifiedTreeMachine,
+    SlowReplicatedTreeMachine,
+):
     machine.TestCase.settings = settings(
         max_examples=30,
         stateful_step_count=40,
@@ -140,3 +149,4 @@ for machine in (ReplicatedTreeMachine, ReplicatedAndVerifiedTreeMachine):
     )
 TestReplicatedTreeMachine = ReplicatedTreeMachine.TestCase
 TestReplicatedAndVerifiedTreeMachine = ReplicatedAndVerifiedTreeMachine.TestCase
+TestSlowReplicatedTreeMachine = SlowReplicatedTreeMachine.TestCase

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import hashlib
 from array import array
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
@@ -28,6 +29,7 @@ from sglang.srt.mem_cache.memory_pool import MHATokenToKVPool
 from sglang.srt.mem_cache.radix_cache import RadixKey, TreeNode
 
 from support.local_tier import LocalTier
+from support.slow_streams import SlowStreams
 from swiftcache_tier.blocks import NONE
 
 LAYERS, HEADS, HEAD_DIM = 2, 1, 8
@@ -42,6 +44,12 @@ class Running:
     slots: torch.Tensor
     cached: int
     last_node: TreeNode
+    computed: Any = None
+    """The event of its forward, where forwards take their time."""
+
+
+FORWARDS = 2
+"""That SGLang has launched and not seen the end of, when it launches another."""
 
 
 class Tree:
@@ -56,8 +64,13 @@ class Tree:
         extent_bytes: int = 8192,
         verify: bool = False,
         replicas: int = 1,
+        streams: SlowStreams | None = None,
     ) -> None:
+        """``streams``, in place by now: what loads, stores and forwards are done on; else all is
+        done at once."""
         self.page_size = page_size
+        self.streams = streams
+        self._forwards: deque[Any] = deque()
         pool = MHATokenToKVPool(
             size=pages * page_size,
             page_size=page_size,
@@ -118,6 +131,8 @@ class Tree:
                 server_args=args,
             )
         self.cache.load_back_threshold = 1
+        if streams is not None:
+            streams.slow_down(self.cache.tier_pool)
 
     # -- a request ----------------------------------------------------------------------------
 
@@ -147,31 +162,58 @@ class Tree:
         if match.host_hit_length:
             node = node_after
         cache.inc_lock_ref(node)
-        cache.ready_to_load_host_cache()
-        self.check_content(tokens[: len(slots)], slots)
+        self._await_forwards()
+        consumer = cache.ready_to_load_host_cache()
+        fresh = self._fresh(len(tokens) - len(slots))
 
-        rest = len(tokens) - len(slots)
-        if rest:
-            if self.allocator.available_size() < rest:
-                cache.evict(EvictParams(num_tokens=rest - self.allocator.available_size()))
-            fresh = self.allocator.alloc(rest)
-            if fresh is None:
-                cache.dec_lock_ref(node)
-                return None
-            self.write_content(tokens, len(slots), fresh)
-            slots_all = torch.cat([slots, fresh])
-        else:
-            slots_all = slots
-        return Running(list(tokens), slots_all, len(slots), node)
+        def forward() -> None:
+            self.check_content(tokens[: len(slots)], slots)
+            if fresh is not None:
+                self.write_content(tokens, len(slots), fresh)
+
+        computed = self._launch(forward, consumer)
+        if fresh is None:
+            self._await(computed)
+            cache.dec_lock_ref(node)
+            return None
+        return Running(list(tokens), torch.cat([slots, fresh]), len(slots), node, computed)
+
+    def _fresh(self, tokens: int) -> torch.Tensor | None:
+        short = tokens - self.allocator.available_size()
+        if short > 0:
+            self.cache.evict(EvictParams(num_tokens=short))
+        fresh: torch.Tensor | None = self.allocator.alloc(tokens)
+        return fresh
+
+    def _await_forwards(self) -> None:
+        while len(self._forwards) > FORWARDS:
+            self._forwards.popleft().synchronize()
+
+    def _launch(self, forward: Callable[[], None], consumer: int) -> Any:
+        """``consumer``: of the loads that it waits for, -1 for none."""
+        if self.streams is None:
+            forward()
+            return None
+        events = self.cache.cache_controller.layer_done_counter.events
+        loads = events[consumer].finish_event if consumer >= 0 else None
+        self._forwards.append(self.streams.launch(forward, loads))
+        return self._forwards[-1]
+
+    def _await(self, computed: Any) -> None:
+        """As the scheduler does before it looks at what a forward has computed."""
+        if computed is not None:
+            computed.synchronize()
 
     def finish(self, request: Running) -> None:
         """Insert what was computed, free what the tree has already, unlock."""
+        self._await(request.computed)
         key = self._key(request.tokens)
         result = self.cache.insert(InsertParams(key=key, value=request.slots))
         self.allocator.free(request.slots[request.cached : result.prefix_len])
         self.cache.dec_lock_ref(request.last_node)
 
     def abort(self, request: Running) -> None:
+        self._await(request.computed)
         self.allocator.free(request.slots[request.cached :])
         self.cache.dec_lock_ref(request.last_node)
 

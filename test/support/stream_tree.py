@@ -23,6 +23,7 @@ from sglang.srt.mem_cache.cache_init_params import CacheInitParams
 from sglang.srt.mem_cache.radix_cache import RadixKey, TreeNode
 
 from support.local_tier import LocalTier
+from support.slow_streams import SlowStreams
 
 LAYERS, HEADS, HEAD_DIM, PAGE = 5, 1, 64, 4
 MAX_ROWS, MAX_TOKENS = 8, 512
@@ -71,7 +72,9 @@ class StreamTree:
         donor_extents: int = 64,
         extent_bytes: int = 8192,
         budget_bytes: int = 1 << 30,
+        streams: SlowStreams | None = None,
     ) -> None:
+        """``streams``, in place by now: what loads and stores are done on; else both at once."""
         from sglang.srt.swiftcache import donor_kv_cache
         from sglang.srt.swiftcache.layer_stream.allocator import StreamAllocator
         from sglang.srt.swiftcache.layer_stream.movers import HostMover
@@ -149,6 +152,9 @@ class StreamTree:
                 server_args=args,
             )
         self.cache.load_back_threshold = 1
+        self.streams = streams
+        if streams is not None:
+            streams.slow_down(self.cache.tier_pool)
         self.tokens_total = self.pool.size
         self.poison()
 
@@ -197,9 +203,9 @@ class StreamTree:
         needed = len(ids) - len(request.prefix_indices) + PAGE + PAGE * len(beside)
         if not self.free_rows or not self._room(needed):
             cache.dec_lock_ref(request.last_node)
-            cache.ready_to_load_host_cache()
+            self._begin_loads()
             return None
-        cache.ready_to_load_host_cache()
+        self._begin_loads()
         request.req_pool_idx = self.free_rows.pop()
         request.computed = len(request.prefix_indices)
         self.running.append(request)
@@ -272,6 +278,14 @@ class StreamTree:
         new_lens = [new, *(1 for _ in beside)]
         self.forward(self._batch([request, *beside], lens, new_lens, decode=False))
 
+    def _begin_loads(self) -> None:
+        self._await_loads()  # SGLang counts on the forwards before to have done so
+        self.cache.ready_to_load_host_cache()
+
+    def _await_loads(self) -> None:
+        if self.streams is not None:
+            self.cache.cache_controller.load_stream.synchronize()
+
     def _room(self, tokens: int) -> bool:
         from sglang.srt.mem_cache.base_prefix_cache import EvictParams
 
@@ -304,6 +318,7 @@ class StreamTree:
 
     def forward(self, batch: Any) -> None:
         """Write the new tokens of every request and read all of them, layer by layer."""
+        self._await_loads()
         with self.streamer.planned(self.cache.plan(batch)), self.streamer.forward():
             self.streamer.wrap_model(self._layers)(batch)
         self.poison()
