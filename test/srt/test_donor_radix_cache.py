@@ -176,6 +176,36 @@ def test_a_load_is_told_what_its_requests_compute_themselves() -> None:
     assert told == [0, 3 * 4]
 
 
+def no_batch(tree: Tree) -> Any:
+    """Requests are looked at, and none of them runs."""
+    return mock.patch.object(tree.cache, "ready_to_load_host_cache", return_value=-1)
+
+
+def test_a_request_that_found_no_room_for_its_load_counts_for_no_other() -> None:
+    tree = Tree(4, pages=16, policy="write_through")
+    tree.tier.join(1, extents=64)
+    filled(tree, kinds=2, pages=12)
+    tree.cache.check_hicache_events()
+    running = tree.start(prompt(1, 12, 4))
+    assert running is not None
+    with no_batch(tree):
+        assert tree.start(prompt(0, 14, 4)) is None
+    assert tree.cache.tier_pool.new_tokens == 0
+
+
+def test_a_flush_forgets_what_loads_that_never_began_were_told() -> None:
+    tree = Tree(4, pages=16, policy="write_through")
+    tree.tier.join(1, extents=64)
+    filled(tree, kinds=1)
+    tree.cache.check_hicache_events()
+    tree.cache.evict(EvictParams(num_tokens=16 * 4))
+    with no_batch(tree):
+        tree.start(prompt(0, 10, 4))
+    assert tree.cache.tier_pool.new_tokens == 2 * 4
+    tree.cache.reset()
+    assert tree.cache.tier_pool.new_tokens == 0
+
+
 def test_memory_asked_back_is_moved_to_another_donor(page_size: int) -> None:
     tree = Tree(page_size, pages=16, policy="write_through")
     tree.tier.join(1, extents=8)

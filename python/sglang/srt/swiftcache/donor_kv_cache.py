@@ -197,6 +197,7 @@ class DonorKVCache(HostKVCache):
     def clear(self) -> None:
         """Free every slot: the tree was flushed. The memory stays with this server."""
         self._load = None
+        self.new_tokens = 0
         self._wait_for_transfers()
         self._held_back = np.empty(0, dtype=np.int64)
         self.tier.free_all()

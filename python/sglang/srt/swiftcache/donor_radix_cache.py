@@ -147,13 +147,13 @@ class DonorRadixCache(HiRadixCache):
     def init_load_back(self, params: InitLoadBackParams) -> tuple[torch.Tensor, TreeNode]:
         if self._verifier is not None:
             params = self._verifier.before_load(params)
-        if params.req is not None:
-            cached = len(params.req.prefix_indices) + params.host_hit_length
-            self.tier_pool.new_tokens += len(params.req.full_untruncated_fill_ids) - cached
         loaded, last_node = super().init_load_back(params)
         if self._verifier is not None:
             loaded, last_node = self._verifier.after_load(loaded, last_node)
         if params.req is not None:
+            if len(loaded):
+                cached = len(params.req.prefix_indices) + len(loaded)
+                self.tier_pool.new_tokens += len(params.req.full_untruncated_fill_ids) - cached
             # A hit that was too short or found no device room is recomputed: report it so.
             params.req.host_hit_length = len(loaded)
         return loaded, last_node
