@@ -175,6 +175,20 @@ def test_the_next_server_waits_after_one_that_was_interrupted_lately(
     assert list(folder.iterdir()) == [], "the next but one waits as well"
 
 
+def test_a_scheduler_that_goes_between_two_looks_leaves_a_mark(
+    args: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    door, clear = open_door(args), succession.clear_door
+
+    def goes_first(paths: DonorPaths, *, lock_timeout_s: float) -> bool:
+        door.close()
+        return clear(paths, lock_timeout_s=lock_timeout_s)
+
+    monkeypatch.setattr(succession, "clear_door", goes_first)
+    succession.remove_sockets(args, SETTINGS)
+    assert len(list(paths_of(args).door.parent.iterdir())) == 1
+
+
 def test_a_donor_that_took_everything_back_leaves_no_mark(args: Any) -> None:
     open_door(args).close()
     leave_door(paths_of(args))

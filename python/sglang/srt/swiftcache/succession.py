@@ -59,13 +59,14 @@ def remove_sockets(args: Any, settings: Settings) -> None:
     end_s = time.monotonic() + settings.scheduler_end_timeout_s
     with contextlib.suppress(OSError, SwiftCacheError):
         while True:
-            killed = was_left(paths)
+            # Not whether one was killed: it may go between that look and the next line.
+            lies_there = paths.door.exists()
             if clear_door(paths, lock_timeout_s=settings.handshake_timeout_s):
                 break
             if time.monotonic() > end_s:
                 return
             time.sleep(_POLL_S)
-        if killed:
+        if lies_there:
             _mark(paths).touch(mode=0o600)
 
 
