@@ -93,7 +93,8 @@ HOOKS = (
         tier_wiring.keep_donor_indices,
         reason="donor blocks are looked up on the host: their indices must not go to the GPU, from "
         "where reading them back would wait for it",
-        on_upgrade="still the only place where start_loading and start_writing move indices",
+        on_upgrade="still the only place where start_loading moves indices; write still queues on "
+        "write_queue and calls start_writing, in whose place Stores begins stores by its own",
     ),
     Hook(
         "sglang.srt.managers.scheduler.Scheduler.get_internal_state",
