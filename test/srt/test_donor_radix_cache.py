@@ -156,6 +156,17 @@ def test_a_flush_forgets_stores_that_have_not_begun() -> None:
     tree.check()
 
 
+def test_to_evict_what_has_a_copy_does_not_wait_for_the_gpu(page_size: int) -> None:
+    tree = Tree(page_size, pages=16, policy="write_through")
+    tree.tier.join(1, extents=64)
+    filled(tree, kinds=2, pages=7)
+    tree.cache.check_hicache_events()
+    with mock.patch.object(tree.allocator, "free", side_effect=AssertionError("this waits")):
+        tree.cache.evict(EvictParams(num_tokens=16 * page_size))
+    assert tree.allocator.available_size() == tree.tokens_total
+    tree.check()
+
+
 def test_a_load_is_told_what_its_requests_compute_themselves() -> None:
     tree = Tree(4, pages=48, policy="write_through")
     tree.tier.join(1, extents=64)

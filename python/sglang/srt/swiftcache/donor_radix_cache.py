@@ -46,6 +46,7 @@ class DonorRadixCache(HiRadixCache):
         self._cold_copies: ColdCopies | None = None
         super().__init__(params=params, server_args=server_args)
         self.stores = Stores(self.cache_controller, self.tier_pool)
+        self.cache_controller.evict_device = self._free_on_device
         self._vacater = Vacater(self)
         if self.chooses_copies and self.cache_controller.write_policy != "write_back":
             self._cold_copies = ColdCopies(self, self._vacater)
@@ -100,6 +101,15 @@ class DonorRadixCache(HiRadixCache):
         if write_back:  # waits for them, in the middle of a step
             self.stores.begin_all()
         super().writing_check(write_back, finish_count)
+
+    def _free_on_device(self, slots: torch.Tensor) -> int:
+        """In place of the controller's ``evict_device``, which looks for the distinct pages.
+
+        Their number is known to the GPU alone, so that one waits for the forward that is running.
+        Slots of a node are whole pages, in order.
+        """
+        self.token_to_kv_pool_allocator.free_segment(slots, start_pos=0)
+        return len(slots)
 
     def write_backup(self, node: TreeNode, write_back: bool = False) -> int:
         if self._cold_copies is not None and not self._cold_copies.admits(len(node.value)):
