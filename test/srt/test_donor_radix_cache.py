@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import ExitStack
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -16,12 +15,12 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from sglang.srt.mem_cache.base_prefix_cache import EvictParams
 from sglang.srt.mem_cache.radix_cache import TreeNode
 
-from sglang.srt.swiftcache import stores, tier_wiring
+from sglang.srt.swiftcache import tier_wiring
 from sglang.srt.swiftcache.expiry import Expiry
 from sglang.srt.swiftcache.state_dump import StateDump
 from sglang.srt.swiftcache.vacate import Vacater
 from support.kv_tree import Running, Tree
-from support.slow_streams import SlowStreams
+from support.slow_streams import SlowLife, SlowStreams
 
 POLICIES = ("write_through", "write_through_selective", "write_back")
 
@@ -87,29 +86,11 @@ def test_the_nodes_of_a_step_are_stored_by_one_operation() -> None:
     tree.check()
 
 
-class Gpu:
-    """Computes until somebody waits for it."""
-
-    def __init__(self) -> None:
-        self.computes = True
-
-    def event(self) -> Any:
-        return SimpleNamespace(
-            record=lambda: None,
-            wait=lambda stream: None,
-            query=lambda: not self.computes,
-            synchronize=self.stop,
-        )
-
-    def stop(self) -> None:
-        self.computes = False
-
-
 def test_a_store_begins_when_its_pages_are_known_and_holds_its_node_till_then() -> None:
-    tree = Tree(4, pages=16, policy="write_through")
-    tree.tier.join(1, extents=64)
-    gpu = Gpu()
-    with mock.patch.object(stores.device_module, "Event", gpu.event):
+    streams = SlowStreams()
+    with streams.in_place():
+        tree = Tree(4, pages=16, policy="write_through", streams=streams)
+        tree.tier.join(1, extents=64)
         filled(tree, kinds=1)
         for _ in range(3):
             tree.cache.check_hicache_events()
@@ -118,39 +99,42 @@ def test_a_store_begins_when_its_pages_are_known_and_holds_its_node_till_then() 
         tree.cache.evict(EvictParams(num_tokens=16 * 4))
         assert all(node.value is not None for node in tree.nodes()), "evicted before it was stored"
         tree.check()
-        gpu.stop()
-        tree.cache.check_hicache_events()
-    assert tree.cache.stores.waiting == 0
-    assert not tree.cache.ongoing_write_through
-    tree.cache.evict(EvictParams(num_tokens=16 * 4))
-    assert tree.run(prompt(0, 8, 4)) == 32
-    tree.check()
+        for _ in range(2):  # the pages are known, the store is done
+            streams.synchronize()
+            tree.cache.check_hicache_events()
+        assert tree.cache.stores.waiting == 0
+        assert not tree.cache.ongoing_write_through
+        tree.cache.evict(EvictParams(num_tokens=16 * 4))
+        assert tree.run(prompt(0, 8, 4)) == 32
+        streams.synchronize()
+        tree.check()
 
 
 def test_write_back_waits_for_the_stores_of_what_it_evicts() -> None:
-    tree = Tree(4, pages=16, policy="write_back")
-    tree.tier.join(1, extents=64)
-    gpu = Gpu()
-    with mock.patch.object(stores.device_module, "Event", gpu.event):
+    streams = SlowStreams()
+    with streams.in_place():
+        tree = Tree(4, pages=16, policy="write_back", streams=streams)
+        tree.tier.join(1, extents=64)
         filled(tree, kinds=1)
         tree.cache.evict(EvictParams(num_tokens=16 * 4))
-    assert not gpu.computes
-    assert all(node.value is None for node in tree.nodes())
-    assert tree.run(prompt(0, 8, 4)) == 32
-    tree.check()
+        assert streams.schedule.done == streams.schedule.end
+        assert all(node.value is None for node in tree.nodes())
+        assert tree.run(prompt(0, 8, 4)) == 32
+        streams.synchronize()
+        tree.check()
 
 
 def test_a_flush_forgets_stores_that_have_not_begun() -> None:
-    tree = Tree(4, pages=16, policy="write_through")
-    tree.tier.join(1, extents=64)
-    gpu = Gpu()
-    with mock.patch.object(stores.device_module, "Event", gpu.event):
+    streams = SlowStreams()
+    with streams.in_place():
+        tree = Tree(4, pages=16, policy="write_through", streams=streams)
+        tree.tier.join(1, extents=64)
         filled(tree, kinds=1)
         tree.cache.check_hicache_events()
         assert tree.cache.stores.waiting > 0
         tree.cache.reset()
         tree.allocator.clear()
-        gpu.stop()
+        streams.synchronize()
         tree.cache.check_hicache_events()
     assert tree.cache.tier_pool.stored_bytes == 0
     tree.check()
@@ -672,27 +656,13 @@ TestTreeMachine.settings = settings(
 )
 
 
-class SlowTreeMachine(TreeMachine):
+class SlowTreeMachine(SlowLife, TreeMachine):
     """The same life, in which pages become known and stores, loads and forwards are done as late as
     a rule says, or when somebody waits for them.
 
     What has not come to its end holds its nodes, and nothing else: the books of the server's own
     audit are looked at after every step.
     """
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.streams = SlowStreams()
-        self.patches = ExitStack()
-        self.patches.enter_context(self.streams.in_place())
-
-    @rule(stream=st.integers(0, 3), steps=st.integers(1, 8))
-    def go_on(self, stream: int, steps: int) -> None:
-        self.streams.go_on(stream, steps)
-
-    @rule()
-    def all_goes_on(self) -> None:
-        self.streams.synchronize()
 
     @rule()
     def step_while_paused(self) -> None:
@@ -739,12 +709,9 @@ class SlowTreeMachine(TreeMachine):
             )
 
     def teardown(self) -> None:
-        try:
-            super().teardown()
-            if hasattr(self, "tree"):
-                assert not self.tree.cache.protected_size(), "a lock was never taken off"
-        finally:
-            self.patches.close()
+        super().teardown()
+        if hasattr(self, "tree"):
+            assert not self.tree.cache.protected_size(), "a lock was never taken off"
 
 
 def scheduler_of(tree: Tree, running: list[Running]) -> Any:

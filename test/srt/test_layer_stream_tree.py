@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from contextlib import ExitStack
 from types import SimpleNamespace
 from typing import Any
 
@@ -17,7 +16,7 @@ from sglang.srt.mem_cache.base_prefix_cache import EvictParams
 
 from sglang.srt.swiftcache.expiry import Expiry
 from sglang.srt.swiftcache.state_dump import StateDump
-from support.slow_streams import SlowStreams
+from support.slow_streams import SlowLife, SlowStreams
 from support.stream_tree import LAYERS, PAGE, StreamTree
 
 
@@ -401,35 +400,15 @@ class StreamMachine(RuleBasedStateMachine):
         self.tree.check()
 
 
-class SlowStreamMachine(StreamMachine):
+class SlowStreamMachine(SlowLife, StreamMachine):
     """The same life, in which loads and stores are done as late as a rule says, or when somebody
     waits for them; a forward waits for loads."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.streams = SlowStreams()
-        self.patches = ExitStack()
-        self.patches.enter_context(self.streams.in_place())
-
-    @rule(stream=st.integers(0, 3), steps=st.integers(1, 8))
-    def go_on(self, stream: int, steps: int) -> None:
-        self.streams.go_on(stream, steps)
-
-    @rule()
-    def all_goes_on(self) -> None:
-        self.streams.synchronize()
 
     @rule(key=st.integers(1, 3), count=st.integers(1, 60))
     def all_back(self, key: int, count: int) -> None:
         self.ask_back(key, count)
         for _ in range(2):
             self.step()
-
-    def teardown(self) -> None:
-        try:
-            super().teardown()
-        finally:
-            self.patches.close()
 
 
 TestStreamMachine = StreamMachine.TestCase

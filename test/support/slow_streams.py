@@ -16,6 +16,8 @@ from unittest import mock
 
 import numpy as np
 import torch
+from hypothesis import strategies as st
+from hypothesis.stateful import rule
 from sglang.srt.managers import cache_controller
 
 from sglang.srt.swiftcache import stores
@@ -80,6 +82,31 @@ class SlowStreams:
     def synchronize(self) -> None:
         for stream in self._all:
             stream.synchronize()
+
+
+class SlowLife:
+    """Of a state machine, before its other base: all that it builds is on slow streams, whose work
+    is done when a rule says so or when somebody waits for it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.streams = SlowStreams()
+        self.patches = ExitStack()
+        self.patches.enter_context(self.streams.in_place())
+
+    @rule(stream=st.integers(0, 3), steps=st.integers(1, 8))
+    def go_on(self, stream: int, steps: int) -> None:
+        self.streams.go_on(stream, steps)
+
+    @rule()
+    def all_goes_on(self) -> None:
+        self.streams.synchronize()
+
+    def teardown(self) -> None:
+        try:
+            super().teardown()  # type: ignore[misc]
+        finally:
+            self.patches.close()
 
 
 class _Place(NamedTuple):
