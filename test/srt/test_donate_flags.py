@@ -140,10 +140,35 @@ def test_a_layer_stream_cannot_be_lent_from() -> None:
     assert "aliases memory layer by layer" in conflict.advice
 
 
+def with_backends(*backends: str | None) -> Any:
+    return SimpleNamespace(device="cuda", _resolved_attention_backends=lambda: backends)
+
+
 def test_a_gpu_backend_that_reads_other_layouts_is_refused_by_name() -> None:
-    args = SimpleNamespace(device="cuda", _resolved_attention_backends=lambda: ("fa3", "triton"))
-    with pytest.raises(SwiftCacheError, match=r"fa3 cannot read: use --attention-backend triton"):
-        donate_checks.turn_page_major_on(args)
+    words = "flashinfer cannot read: use --attention-backend triton or fa3"
+    with pytest.raises(SwiftCacheError, match=words):
+        donate_checks.turn_page_major_on(with_backends("flashinfer", "triton"))
+
+
+@pytest.mark.parametrize(
+    ("backends", "sglang_checks"),
+    [(("triton", "triton"), True), (("fa3", "fa3"), False), (("triton", "fa3"), False)],
+)
+def test_triton_and_fa3_read_pages_on_a_gpu(
+    backends: tuple[str, str], sglang_checks: bool
+) -> None:
+    args = with_backends(*backends)
+    assert donate_checks.turn_page_major_on(args) is sglang_checks
+    assert args.enable_page_major_kv_layout
+
+
+@pytest.mark.parametrize(("hopper", "backend"), [(True, "fa3"), (False, "triton")])
+def test_a_lending_server_keeps_sglangs_default_on_hopper(
+    monkeypatch: pytest.MonkeyPatch, hopper: bool, backend: str
+) -> None:
+    monkeypatch.setattr("sglang.srt.utils.is_hopper_with_cuda_12_3", lambda: hopper)
+    assert donate_checks._default_backend("cuda") == backend
+    assert donate_checks._default_backend("cpu") == "torch_native"
 
 
 def test_models_without_plain_kv_are_refused_by_name() -> None:

@@ -26,7 +26,8 @@ OFF = "off"
 AUTO = "auto"
 PAGE_TOKENS = 16
 CPU_BACKEND = "torch_native"
-GPU_BACKEND = "triton"
+GPU_BACKENDS = ("triton", "fa3")
+"""They take the strides of a pool's views; FlashInfer and the others expect tokens side by side."""
 
 _ONE_RANK = "ranks do not agree on what they lend yet"
 
@@ -178,7 +179,7 @@ def check_before(args: Any) -> None:
         args.decode_attention_backend,
     )
     if not any(backends):
-        args.attention_backend = CPU_BACKEND if args.device == "cpu" else GPU_BACKEND
+        args.attention_backend = _default_backend(args.device)
 
 
 def lay_out_by_pages(original: Callable[[Any], None], server_args: Any) -> None:
@@ -194,16 +195,28 @@ def turn_page_major_on(args: Any) -> bool:
     Raises:
         SwiftCacheError: an attention backend that cannot read such a pool.
     """
-    readable = CPU_BACKEND if args.device == "cpu" else GPU_BACKEND
-    unreadable = set(args._resolved_attention_backends()) - {None, readable}
+    readable = (CPU_BACKEND,) if args.device == "cpu" else GPU_BACKENDS
+    backends = set(args._resolved_attention_backends()) - {None}
+    unreadable = backends.difference(readable)
     if unreadable:
         raise SwiftCacheError(
             f"--swiftcache-donate keeps all layers of a page together, which attention backend "
-            f"{' and '.join(sorted(unreadable))} cannot read: use --attention-backend {readable}"
+            f"{' and '.join(sorted(unreadable))} cannot read: use --attention-backend "
+            f"{' or '.join(readable)}"
         )
     args.enable_page_major_kv_layout = True
-    # SGLang's check knows the layout on CUDA alone; on the CPU the pool sees to it itself.
-    return bool(args.device != "cpu")
+    # SGLang's check knows the layout on CUDA with Triton alone. On the CPU the pool sees to it
+    # itself, and FA3 takes a page's stride from the view.
+    return backends == {"triton"}
+
+
+def _default_backend(device: str) -> str:
+    """SGLang's own choice where it can read the layout."""
+    from sglang.srt.utils import is_hopper_with_cuda_12_3
+
+    if device == "cpu":
+        return CPU_BACKEND
+    return "fa3" if is_hopper_with_cuda_12_3() else "triton"
 
 
 def _fraction(flag: str, value: Any, expected: str) -> float:

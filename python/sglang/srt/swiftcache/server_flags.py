@@ -58,7 +58,7 @@ DONATE_HELP = (
     "Lend this server's own KV memory to others while it is idle, and take it back when it is "
     "needed: 'off', 'auto' (whatever the water marks leave) or the FRACTION of the KV pool that "
     "may be lent at most. Lays the pool out page by page, which on a GPU needs --attention-backend "
-    "triton (the default then)."
+    "fa3 (the default then on Hopper) or triton (elsewhere)."
 )
 LOW_WATER_HELP = (
     "With --swiftcache-donate: when less than this fraction of the KV pool is spare, memory is "
