@@ -39,7 +39,7 @@ def main() -> int:
         "--distinct-layers", type=int, default=3, help="with weights of their own, taken in turn"
     )
     parser.add_argument(
-        "--attention", choices=["auto", "flashinfer", "fa3", "sdpa"], default="auto"
+        "--attention", choices=["auto", "fa3", "flashinfer", "sdpa"], default="auto"
     )
     parser.add_argument(
         "--seconds", type=float, default=75.0, help="after which cases are left out"

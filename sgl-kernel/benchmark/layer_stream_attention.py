@@ -69,7 +69,7 @@ def sdpa(shape: Shape, slots: torch.Tensor, page_tokens: int) -> Attention:
     return attend
 
 
-LIBRARIES: dict[str, Make] = {"flashinfer": flashinfer, "fa3": fa3, "sdpa": sdpa}
+LIBRARIES: dict[str, Make] = {"fa3": fa3, "flashinfer": flashinfer, "sdpa": sdpa}
 
 
 def first_that_works(shape: Shape, device: torch.device) -> str:

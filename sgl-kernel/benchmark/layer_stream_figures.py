@@ -12,7 +12,7 @@ import torch
 from donor_region import GPU, plain_copy, take_region
 from gpu_timing import time_alone
 from layer_stream_attention import LIBRARIES
-from layer_stream_step import DTYPE, Copies, Model, Sets, Shape
+from layer_stream_step import DTYPE, Copies, Model, Sets, Shape, Streams
 from layer_stream_variants import Variant
 
 from swiftcache_kernel import BlockLayout, PoolBuffers
@@ -183,9 +183,12 @@ class Bench:
         return self._alone_ms[key]
 
     def _copies(self, variant: Variant) -> Copies:
-        stream = self._stream("copies", -1 if variant.first == "copies" else 0)
+        priority = -1 if variant.first == "copies" else 0
+        gathers = self._stream("gathers", priority)
+        at_entry = variant.order == "at-entry"
+        streams = Streams(gathers, gathers if at_entry else self._stream("scatters", priority))
         gather, scatter = self._transfers(variant)
-        return Copies(gather, scatter, self._plan.layers, variant, stream)
+        return Copies(gather, scatter, self._plan.layers, variant, streams)
 
     def _load(self, variant: Variant, case: Case) -> None:
         gather, scatter = self._transfers(variant)

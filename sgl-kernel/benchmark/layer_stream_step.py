@@ -38,69 +38,70 @@ class Mover(Protocol):
     def move(self, layer: int) -> None: ...
 
 
+class Streams(NamedTuple):
+    """The same one twice where gathers and scatters are to follow each other."""
+
+    gathers: torch.cuda.Stream
+    scatters: torch.cuda.Stream
+
+
 class Copies:
-    """The copies of one step, on a stream of their own. Made anew for each step that is queued."""
+    """The copies of one step, on streams of their own. Made anew for each step that is queued."""
 
     def __init__(
-        self,
-        gather: Mover,
-        scatter: Mover,
-        layers: int,
-        variant: Variant,
-        stream: torch.cuda.Stream,
+        self, gather: Mover, scatter: Mover, layers: int, variant: Variant, streams: Streams
     ) -> None:
         self._gather, self._scatter = gather, scatter
         self._layers = layers
         self._variant = variant
-        self._stream = stream
-        self._device = stream.device
+        self._streams = streams
+        self._device = streams.gathers.device
         self._gathered: list[torch.cuda.Event] = []
 
     def begin(self) -> None:
-        self._follow()
-        ahead = self._variant.sets if self._variant.order == "early" else self._variant.sets - 1
-        for _ in range(ahead):
+        self._follow(self._streams.scatters, self._main)
+        at_entry = self._variant.order == "at-entry"
+        for _ in range(self._variant.sets - 1 if at_entry else self._variant.sets):
             self._gather_next()
 
     def enter(self, layer: int) -> None:
         """Before anything of a layer's KV is touched."""
-        main = torch.cuda.current_stream(self._device)
-        main.wait_event(self._gathered[layer])
-        if self._variant.order == "early":
-            return
-        self._follow()
-        if layer > 0:
-            self._scatter_layer(layer - 1)
-        if self._variant.order == "lead":
-            main.wait_event(self._mark(self._stream))
-        self._gather_next()
+        self._main.wait_event(self._gathered[layer])
+        if self._variant.order == "at-entry":
+            if layer > 0:
+                self._scatter_layer(layer - 1)
+            self._gather_next()
 
     def leave(self, layer: int) -> None:
         """After a layer's attention."""
-        if self._variant.order == "early":
-            self._follow()
+        if self._variant.order == "as-now":
             self._scatter_layer(layer)
             self._gather_next()
 
     def end(self) -> None:
-        if self._variant.order != "early":
-            self._follow()
+        if self._variant.order == "at-entry":
             self._scatter_layer(self._layers - 1)
-        torch.cuda.current_stream(self._device).wait_event(self._mark(self._stream))
+        self._follow(self._main, self._streams.scatters)
 
-    def _follow(self) -> None:
-        self._stream.wait_event(self._mark(torch.cuda.current_stream(self._device)))
+    @property
+    def _main(self) -> torch.cuda.Stream:
+        return torch.cuda.current_stream(self._device)
 
     def _gather_next(self) -> None:
         layer = len(self._gathered)
         if layer < self._layers:
-            with torch.cuda.stream(self._stream):
+            self._follow(self._streams.gathers, self._streams.scatters)
+            with torch.cuda.stream(self._streams.gathers):
                 self._gather.move(layer)
-            self._gathered.append(self._mark(self._stream))
+            self._gathered.append(self._mark(self._streams.gathers))
 
     def _scatter_layer(self, layer: int) -> None:
-        with torch.cuda.stream(self._stream):
+        self._follow(self._streams.scatters, self._main)
+        with torch.cuda.stream(self._streams.scatters):
             self._scatter.move(layer)
+
+    def _follow(self, stream: torch.cuda.Stream, other: torch.cuda.Stream) -> None:
+        stream.wait_event(self._mark(other))
 
     def _mark(self, stream: torch.cuda.Stream) -> torch.cuda.Event:
         event = torch.cuda.Event()

@@ -62,7 +62,7 @@ def test_without_a_gpu_it_says_so_in_one_line() -> None:
 
 
 def test_variants_are_read_as_they_are_written(benchmark: Modules) -> None:
-    names = [*benchmark.variants.DEFAULTS, "8x64s2w1k4,copies-first,early,3-sets"]
+    names = [*benchmark.variants.DEFAULTS, "8x64s2w1k4,copies-first,at-entry,3-sets"]
     assert [str(benchmark.variants.parse(name)) for name in names] == names
     assert len(set(names)) == len(names)
 
@@ -72,9 +72,9 @@ def test_the_first_variant_is_what_a_server_does(benchmark: Modules) -> None:
     assert variants.parse(variants.DEFAULTS[0]) == variants.Variant(variants.COUNTED_GRID)
 
 
-@pytest.mark.parametrize("name", ["32", "32x2048s3w8,first", "32x2048s3w8,lead,copies-first"])
+@pytest.mark.parametrize("name", ["32", "32x2048s3w8,first", "32x2048s3w8,at-entry,copies-first"])
 def test_what_names_no_variant_is_refused_in_one_line(benchmark: Modules, name: str) -> None:
-    with pytest.raises(ValueError, match=r"^no variant is named .*as in 32x2048s3w8$") as error:
+    with pytest.raises(ValueError, match=r"^no variant is named .*as in 64x2048s3w8$") as error:
         benchmark.variants.parse(name)
     assert "\n" not in str(error.value)
 
@@ -87,7 +87,7 @@ class Queued:
         self._gpu.queue(f"{self._name} {layer}")
 
 
-@pytest.mark.parametrize("order", ["", ",lead", ",early", ",3-sets", ",early,3-sets"])
+@pytest.mark.parametrize("order", ["", ",at-entry", ",3-sets", ",at-entry,3-sets"])
 def test_a_step_orders_what_shares_memory_and_nothing_else(
     benchmark: Modules, monkeypatch: pytest.MonkeyPatch, order: str
 ) -> None:
@@ -95,7 +95,9 @@ def test_a_step_orders_what_shares_memory_and_nothing_else(
     monkeypatch.setattr(benchmark.step.torch, "cuda", gpu.as_torch_cuda)
     variant = benchmark.variants.parse("32x2048s3w8" + order)
     gather, scatter = (Queued(gpu, name) for name in ("gather", "scatter"))
-    copies = benchmark.step.Copies(gather, scatter, LAYERS, variant, Stream())
+    gathers = Stream()
+    streams = benchmark.step.Streams(gathers, gathers if "at-entry" in order else Stream())
+    copies = benchmark.step.Copies(gather, scatter, LAYERS, variant, streams)
     shape = benchmark.step.Shape(LAYERS, 16, heads=2, kv_heads=1, head_dim=8, intermediate=24)
     model = benchmark.step.Model(shape, 2, torch.device("cpu"))
     buffers = [torch.zeros(32, 1, 8, dtype=benchmark.step.DTYPE) for _ in range(variant.sets)]
@@ -159,7 +161,9 @@ def test_a_run_times_every_variant_in_every_case(
     monkeypatch.setattr(figures, "take_region", lambda size: region)
     monkeypatch.setattr(figures, "time_alone", lambda call: SimpleNamespace(gpu_us=2000.0))
     plan = figures.Plan(
-        variants=[variants.parse(n) for n in ("2x64s1w1", "2x64s1w1,lead", "2x64s1w1k2,3-sets")],
+        variants=[
+            variants.parse(n) for n in ("2x64s1w1", "2x64s1w1,at-entry", "2x64s1w1k2,3-sets")
+        ],
         gigabytes=[5e-6, 0],
         batches=[1, 2],
         local_tokens=32,

@@ -44,7 +44,7 @@ def streamer() -> LayerStreamer:
     return LayerStreamer(movers.CudaMover(buffers, 8), LAYERS)
 
 
-def forward(gpu: Gpu, streaming: LayerStreamer) -> None:
+def forward(gpu: Gpu, streaming: LayerStreamer, leaves: bool = True) -> None:
     """Each layer writes its new tokens, then reads; the head follows."""
     none = np.empty(0, dtype=np.int64)
 
@@ -54,14 +54,19 @@ def forward(gpu: Gpu, streaming: LayerStreamer) -> None:
             gpu.queue(f"set {layer}")
             streaming.enter(layer)
             gpu.queue(f"attend {layer}")
+            if leaves:
+                streaming.leave(layer)
+                streaming.leave(layer)
+            gpu.queue(f"mlp {layer}")
 
     with streaming.planned(ForwardPlan(none, none, none, none, none)), streaming.forward():
         streaming.wrap_model(model)()
         gpu.queue("head")
 
 
-def test_every_layer_finds_its_pages_and_loses_none(gpu: Gpu) -> None:
-    forward(gpu, streamer())
+@pytest.mark.parametrize("leaves", [True, False], ids=["leaves", "enters alone"])
+def test_every_layer_finds_its_pages_and_loses_none(gpu: Gpu, leaves: bool) -> None:
+    forward(gpu, streamer(), leaves)
     for layer in range(LAYERS):
         assert gpu.ordered(f"gather {layer}", f"set {layer}"), "it would overwrite new tokens"
         assert gpu.ordered(f"set {layer}", f"scatter {layer}")
@@ -82,12 +87,22 @@ def test_the_next_layer_arrives_while_one_computes(gpu: Gpu) -> None:
             assert not gpu.ordered(f"gather {layer}", mine)
 
 
+def test_copies_wait_for_no_more_than_they_must(gpu: Gpu) -> None:
+    forward(gpu, streamer())
+    for layer in range(LAYERS - 2):
+        assert not gpu.ordered(f"mlp {layer}", f"gather {layer + 2}")
+        # Else attention takes the SMs first that waited for the same gather.
+        assert not gpu.ordered(f"gather {layer + 1}", f"scatter {layer}")
+        assert not gpu.ordered(f"set {layer + 1}", f"gather {layer + 2}")
+
+
 def test_a_forward_without_a_plan_queues_nothing(gpu: Gpu) -> None:
     streaming = streamer()
 
     def model() -> None:
         for layer in range(LAYERS):
             streaming.enter(layer)
+            streaming.leave(layer)
 
     with streaming.planned(None), streaming.forward():
         streaming.wrap_model(model)()

@@ -44,16 +44,17 @@ def _delay(module: ModuleType) -> None:
 
     cycles = int(os.environ["TEST_DELAY_CYCLES"])
 
-    def late(original: Any) -> Any:
+    def late(original: Any, stream: str) -> Any:
         def move(self: Any, layer: int) -> None:
-            with torch.cuda.stream(self._stream):
+            with torch.cuda.stream(getattr(self, stream)):
                 torch.cuda._sleep(cycles)
             original(self, layer)
 
         return move
 
     for name in ("gather", "scatter"):
-        setattr(module.CudaMover, name, late(getattr(module.CudaMover, name)))
+        move = getattr(module.CudaMover, name)
+        setattr(module.CudaMover, name, late(move, f"_{name}s"))
 
 
 _PACKAGE = "sglang.srt.swiftcache.layer_stream"

@@ -171,6 +171,14 @@ HOOKS = (
         on_upgrade="still called on the forward stream, for graphs and eager forwards alike",
     ),
     Hook(
+        "sglang.srt.layers.attention.base_attn_backend.AttentionBackend.forward",
+        HookType.AFTER,
+        stream_wiring.leave_layer,
+        reason="the pool sees when a layer is first touched, not when its attention is queued",
+        on_upgrade="the covered backends still inherit it, have token_to_kv_pool, and get q, k, v "
+        "and the layer by position or by these names; within an op for compiled prefill",
+    ),
+    Hook(
         "sglang.srt.managers.scheduler.Scheduler.run_batch",
         HookType.AROUND,
         stream_wiring.run_batch,

@@ -25,16 +25,18 @@ class PageMover(ABC):
         """Take over the pages and addresses of a forward, before anything of it is queued."""
 
     @abstractmethod
-    def follow(self) -> None:
+    def begin(self) -> None:
         """What is moved from now on comes after what the forward has queued so far."""
 
     @abstractmethod
     def gather(self, layer: int) -> None:
-        """Home blocks -> window, one layer."""
+        """Home blocks -> window, one layer: after the scatters that are queued, and what they
+        waited for."""
 
     @abstractmethod
     def scatter(self, layer: int) -> None:
-        """Window -> home blocks, one layer of the pages that got tokens."""
+        """Window -> home blocks, one layer of the pages that got tokens: after what the forward
+        has queued so far."""
 
     @abstractmethod
     def await_gather(self, layer: int) -> None:
@@ -81,7 +83,7 @@ class HostMover(PageMover):
     def _transfer(self, addresses: Any, pages: Any) -> LayerTransfer:
         return layer_transfer(torch.from_numpy(addresses), torch.from_numpy(pages), self._buffers)
 
-    def follow(self) -> None: ...
+    def begin(self) -> None: ...
 
     def await_gather(self, layer: int) -> None: ...
 
@@ -96,7 +98,7 @@ class HostMover(PageMover):
 
 
 class CudaMover(PageMover):
-    """Kernels on a stream of their own, which graphs capture with the forward.
+    """Kernels on streams of their own, which graphs capture with the forward.
 
     The batch lies in fixed buffers on the device, its length too: a captured graph reads whatever
     was loaded before it is replayed.
@@ -111,10 +113,10 @@ class CudaMover(PageMover):
         self._device = device
         self._in = CountedTransfer(buffers, window_pages, gather=True)
         self._out = CountedTransfer(buffers, window_pages, gather=False)
-        self._stream = torch.cuda.Stream(device)
-        self._followed = torch.cuda.Event()
+        self._gathers = torch.cuda.Stream(device)
+        self._scatters = torch.cuda.Stream(device)
+        self._mark = torch.cuda.Event()
         self._gathered = [torch.cuda.Event() for _ in range(buffers.layout.layers)]
-        self._joined = torch.cuda.Event()
         self._done: torch.cuda.Event | None = None
 
     def load(self, plan: ForwardPlan) -> None:
@@ -122,25 +124,31 @@ class CudaMover(PageMover):
         self._in.load(plan.addresses, plan.pages)
         self._out.load(plan.new_addresses, plan.new_pages)
 
-    def follow(self) -> None:
-        self._followed.record(torch.cuda.current_stream(self._device))
-        self._stream.wait_event(self._followed)
+    def begin(self) -> None:
+        self._follow(self._scatters, torch.cuda.current_stream(self._device))
 
     def gather(self, layer: int) -> None:
-        with torch.cuda.stream(self._stream):
+        self._follow(self._gathers, self._scatters)
+        with torch.cuda.stream(self._gathers):
             self._in.move(layer)
-            self._gathered[layer].record(self._stream)
+            self._gathered[layer].record(self._gathers)
 
     def scatter(self, layer: int) -> None:
-        with torch.cuda.stream(self._stream):
+        self._follow(self._scatters, torch.cuda.current_stream(self._device))
+        with torch.cuda.stream(self._scatters):
             self._out.move(layer)
 
     def await_gather(self, layer: int) -> None:
         torch.cuda.current_stream(self._device).wait_event(self._gathered[layer])
 
     def join(self) -> None:
-        self._joined.record(self._stream)
-        torch.cuda.current_stream(self._device).wait_event(self._joined)
+        # Of the gathers, the last layer has waited for the last.
+        self._follow(torch.cuda.current_stream(self._device), self._scatters)
+
+    def _follow(self, stream: torch.cuda.Stream, other: torch.cuda.Stream) -> None:
+        """What is queued on ``stream`` from now on comes after what is queued on ``other``."""
+        self._mark.record(other)
+        stream.wait_event(self._mark)
 
     def mark_done(self) -> Callable[[], bool]:
         self._done = torch.cuda.Event()

@@ -2,15 +2,22 @@
 
 The window holds one layer at a time in each of its two sets. A forward with a plan goes
 
-    gather 0 | layer 0        | layer 1                 | layer 2                 | tail
-             | gather 1       | scatter 0, gather 2     | scatter 1, gather 3     | scatter L-1
+    gathers    gather 0, gather 1 | gather 2  | gather 3  |
+    forward                       | layer 0   | layer 1   | layer 2   | tail
+    scatters                      |           | scatter 0 | scatter 1 | scatter 2
 
-`enter(l)` is called at the first touch of layer l, by whatever touches it: only then has the
-attention of l-1 been queued, and nothing of l has been written yet. Waiting at the first read
-alone would be too late: most attention backends write the new tokens first, and the gather would
-overwrite them.
+Layer l waits for gather l. Once its attention is queued, nothing of it is touched any more: scatter
+l brings its new tokens home, and gather l + 2 may overwrite its set behind that. Gathers and
+scatters have a stream each: a gather follows the one before it at once, without a look at what the
+forward does then. So it finds SMs before the attention does that waited for the same gather; the
+other way round all of its programs crowd on the few SMs that the attention has left free, at half
+the speed of the link.
 
-Outside a forward, and in a forward without a plan, `enter` returns at once.
+`enter(l)` is called at the first touch of layer l, by whatever touches it, and `leave(l)` after its
+attention. Waiting at the first read alone would be too late: most attention backends write the new
+tokens first, and the gather would overwrite them.
+
+Outside a forward, and in a forward without a plan, both return at once.
 """
 
 from __future__ import annotations
@@ -50,6 +57,7 @@ class LayerStreamer:
         self._plan: ForwardPlan | None = None
         self._capturing = False
         self._layer: int | None = None  # the last that was entered; None outside a forward
+        self._left: int = -1  # the last whose attention is queued
         self._in_flight: list[tuple[Callable[[], bool], np.ndarray]] = []
         self.gathered_bytes = 0
         self.scattered_bytes = 0
@@ -125,28 +133,36 @@ class LayerStreamer:
             return
         if layer != self._layer + 1:
             raise RuntimeError(f"layer {layer} was touched after {self._layer}: one was left out")
-        mover = self._mover
-        mover.await_gather(layer)
-        mover.follow()
-        if layer > 0:
-            mover.scatter(layer - 1)
-        if layer + 1 < self._layers:
-            mover.gather(layer + 1)
+        self.leave(layer - 1)
+        self._mover.await_gather(layer)
         self._layer = layer
 
+    def leave(self, layer: int) -> None:
+        """The attention of a layer that was entered is queued; further calls do nothing.
+
+        Left out it is made up for when the next layer is entered, with less overlap.
+        """
+        if self._layer is None or layer <= self._left:
+            return
+        self._left = layer
+        self._mover.scatter(layer)
+        if layer + 2 < self._layers:
+            self._mover.gather(layer + 2)
+
     def _begin(self) -> None:
-        self._layer = -1
-        self._mover.follow()
-        self._mover.gather(0)
+        self._layer = self._left = -1
+        self._mover.begin()
+        for layer in range(min(2, self._layers)):
+            self._mover.gather(layer)
 
     def _end(self) -> None:
-        if self._layer != self._layers - 1:
+        last = self._layers - 1
+        if self._layer != last:
             raise RuntimeError(
-                f"the forward ended after layer {self._layer}, expected {self._layers - 1}: the "
-                "model does not use every attention layer"
+                f"the forward ended after layer {self._layer}, expected {last}: the model does not "
+                "use every attention layer"
             )
-        self._mover.follow()
-        self._mover.scatter(self._layers - 1)
+        self.leave(last)
         self._mover.join()
 
     # -- blocks that a forward may still read or write -------------------------------------------

@@ -96,6 +96,15 @@ def attach_streamer(_: Any, runner: Any, *__: Any, **___: Any) -> None:
     runner.model.forward = pool.streamer.wrap_model(runner.model.forward)
 
 
+def leave_layer(
+    _: Any, backend: Any, q: Any, k: Any, v: Any, layer: Any, *__: Any, **___: Any
+) -> None:
+    """AttentionBackend.forward: a layer's attention is queued."""
+    streamer = getattr(getattr(backend, "token_to_kv_pool", None), "streamer", None)
+    if streamer is not None:
+        streamer.leave(layer.layer_id - backend.token_to_kv_pool.start_layer)
+
+
 def run_forward(original: Callable[..., Any], runner: Any, *args: Any, **kwargs: Any) -> Any:
     """ModelRunner.forward, on the forward's stream."""
     streamer = _streamer_of(runner)
