@@ -55,9 +55,9 @@ class Grid(NamedTuple):
     """So many in a row share the tiles. Each finds SMs anew, and frees them when it ends."""
 
 
-# Beside attention that leaves a few SMs free, programs end up six to an SM, where each SM reads 34
-# GB/s at most: twice as many find SMs enough. Steps of a Qwen3-8B that read 12.6 GB from a peer took
-# 39.9 ms with 32 and 37.5 with 64, those that read 0.9 GB 6.5 and 6.2.
+# Beside attention that leaves a few SMs free, programs end up six to an SM, of which each reads 34
+# GB/s at most: twice as many find SMs enough. Steps of a Qwen3-8B that read 12.6 GB from a peer
+# took 39.9 ms with 32 and 37.5 with 64, those that read 0.9 GB 6.5 and 6.2.
 COUNTED_GRID = Grid(2 * PROGRAMS)
 
 WORDS = {8: tl.int64, 4: tl.int32, 2: tl.int16, 1: tl.int8}
