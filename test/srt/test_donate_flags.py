@@ -154,9 +154,7 @@ def test_a_gpu_backend_that_reads_other_layouts_is_refused_by_name() -> None:
     ("backends", "sglang_checks"),
     [(("triton", "triton"), True), (("fa3", "fa3"), False), (("triton", "fa3"), False)],
 )
-def test_triton_and_fa3_read_pages_on_a_gpu(
-    backends: tuple[str, str], sglang_checks: bool
-) -> None:
+def test_triton_and_fa3_read_pages_on_a_gpu(backends: tuple[str, str], sglang_checks: bool) -> None:
     args = with_backends(*backends)
     assert donate_checks.turn_page_major_on(args) is sglang_checks
     assert args.enable_page_major_kv_layout
