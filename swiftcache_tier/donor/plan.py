@@ -71,7 +71,7 @@ def plan_donor(
         raise SwiftCacheError(
             f"extent size of {extent_bytes} bytes: expected a multiple of "
             f"{arena.granularity_bytes} bytes for device {device}; set --extent-size or "
-            f"SWIFTCACHE_EXTENT_BYTES, as in 32MiB"
+            f"SWIFTCACHE_EXTENT_BYTES, as in 64MiB"
         )
     extents = size_bytes // extent_bytes
     if extents == 0:
