@@ -61,7 +61,7 @@ class Engine:
         assert len(slots) == extents, "the pool is too small"
         self.allocator.hold(slots)
         self._lent.update(slots)
-        is_done = self._fence.queue(lambda: self._zero(slots))
+        is_done = self._fence.queue(lambda: self.pool.zero_extents(slots))
         while not is_done():
             time.sleep(0)
         self.donor.lend(slots, extents)
@@ -79,7 +79,7 @@ class Engine:
                 continue
             self._lent.difference_update(slots)
             self.allocator.release(slots)
-            self._zero(slots)
+            self.pool.zero_extents(slots)
         if self.pool.raw_pages.is_cuda:
             torch.cuda.synchronize()
 
@@ -90,15 +90,11 @@ class Engine:
     def _rehearse(self) -> None:
         slots = self._wholly_free(1)
         self.allocator.hold(slots)
-        self._fence.queue(lambda: self._zero(slots))
+        self._fence.queue(lambda: self.pool.zero_extents(slots))
         self.allocator.release(slots)
-        self._zero(slots)
+        self.pool.zero_extents(slots)
 
     def _wholly_free(self, extents: int) -> list[int]:
         free = self.allocator.free_mask()
         found: list[int] = self.pool.page_map.wholly_free(free, self._lent).tolist()
         return found[:extents]
-
-    def _zero(self, slots: list[int]) -> None:
-        for slot in slots:
-            self.pool.zero_extent(slot)

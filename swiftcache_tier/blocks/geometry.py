@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.ma  # np.unique imports it at its first call, for which the first lend would wait
 
 from swiftcache_tier.errors import SwiftCacheError
 from swiftcache_tier.sizes import format_size

@@ -45,7 +45,7 @@ def add_parser(subparsers: Any) -> None:
         help="let this user's processes borrow too; may be given several times",
     )
     parser.add_argument(
-        "--extent-size", type=size, metavar="SIZE", help="unit in which it is lent; default: 32MiB"
+        "--extent-size", type=size, metavar="SIZE", help="unit in which it is lent; default: 64MiB"
     )
     parser.add_argument(
         "--owner-pid",

@@ -21,7 +21,7 @@ from swiftcache_tier.extents.pool_memory import PoolMemory
 from swiftcache_tier.settings import Settings
 from swiftcache_tier.sizes import format_size
 
-# Open files beside one for each extent: the interpreter's own, and three for each session.
+# Open files beside those for extents: the interpreter's own, and three for each session.
 _OTHER_FILES = 64
 _FILES_PER_SESSION = 3
 
@@ -71,7 +71,7 @@ def plan_donor(
         raise SwiftCacheError(
             f"extent size of {extent_bytes} bytes: expected a multiple of "
             f"{arena.granularity_bytes} bytes for device {device}; set --extent-size or "
-            f"SWIFTCACHE_EXTENT_BYTES, as in 32MiB"
+            f"SWIFTCACHE_EXTENT_BYTES, as in 64MiB"
         )
     extents = size_bytes // extent_bytes
     if extents == 0:
@@ -101,13 +101,7 @@ def plan_donor(
             f"a donor has at most {EXTENTS_MAX}: choose larger ones with --extent-size"
         )
     open_files = _open_files(extents, settings)
-    _, most_files = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if most_files != resource.RLIM_INFINITY and open_files > most_files:
-        raise SwiftCacheError(
-            f"{extents} extents of {format_size(extent_bytes)} need {open_files} open files and "
-            f"the limit is {most_files}: raise it (ulimit -Hn) or choose larger extents with "
-            f"--extent-size"
-        )
+    _require_open_files(open_files, extents, extent_bytes, "--extent-size")
     allowed_uids = frozenset({os.geteuid(), 0}) | uids_of(allow_users)
     ensure_runtime_dir(runtime_dir)
     paths = donor_paths(runtime_dir, name or f"{device.replace(':', '')}-{os.getpid()}")
@@ -117,8 +111,11 @@ def plan_donor(
 def plan_pool_donor(memory: PoolMemory, paths: DonorPaths, settings: Settings) -> DonorPlan:
     """The donor of a serving engine whose KV pool lies in `memory`, for its own user's processes.
 
-    Makes the runtime directory and nothing else. Raises SwiftCacheError for one that is unsafe.
+    Makes the runtime directory and nothing else. Raises SwiftCacheError for one that is unsafe, and
+    for more extents than may be open.
     """
+    open_files = _open_files(memory.open_files, settings)
+    _require_open_files(open_files, memory.extents, memory.extent_bytes, "SWIFTCACHE_EXTENT_BYTES")
     ensure_runtime_dir(paths.door.parent)
     return DonorPlan(
         arena=memory.arena,
@@ -127,9 +124,19 @@ def plan_pool_donor(memory: PoolMemory, paths: DonorPaths, settings: Settings) -
         extents=memory.extents,
         allowed_uids=frozenset({os.geteuid(), 0}),
         owner=None,
-        open_files=_open_files(memory.extents, settings),
+        open_files=open_files,
     )
 
 
-def _open_files(extents: int, settings: Settings) -> int:
-    return extents + _OTHER_FILES + _FILES_PER_SESSION * settings.sessions_max
+def _open_files(for_extents: int, settings: Settings) -> int:
+    return for_extents + _OTHER_FILES + _FILES_PER_SESSION * settings.sessions_max
+
+
+def _require_open_files(open_files: int, extents: int, extent_bytes: int, option: str) -> None:
+    _, most_files = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if most_files != resource.RLIM_INFINITY and open_files > most_files:
+        raise SwiftCacheError(
+            f"{extents} extents of {format_size(extent_bytes)} need {open_files} open files and "
+            f"the limit is {most_files}: raise it (ulimit -Hn) or choose larger extents with "
+            f"{option}"
+        )

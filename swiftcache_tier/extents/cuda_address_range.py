@@ -6,7 +6,7 @@ import errno
 import os
 import stat
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from typing import Any
 
 from swiftcache_tier.cuda_driver import CudaError, PrimaryContext, can_access_peer
@@ -182,23 +182,6 @@ class CudaAddressRange(AddressRange):
     def _take_out(self, request: MapRequest) -> None:
         device_memory.unmap(self.base + request.offset, request.size_bytes)
         self._pieces.remove([request.offset])
-
-
-def map_once(ordinal: int, donor: int) -> None:
-    """Map a granule of new memory on the GPU `donor` for the GPU "cuda:N", and let it go again.
-
-    What the driver sets up for the first mapping between two GPUs is there for the next. Raises
-    SwiftCacheError or OSError when there is no such GPU, no room on one or no way.
-    """
-    with ExitStack() as stack:
-        size_bytes = device_memory.granularity_bytes(donor)
-        addresses = CudaAddressRange(size_bytes, ordinal)
-        stack.callback(addresses.close)
-        handle = device_memory.create(donor, size_bytes)
-        stack.callback(device_memory.release, handle)
-        descriptor = device_memory.export_descriptor(handle)
-        stack.callback(os.close, descriptor)
-        addresses.map(0, descriptor, size_bytes)
 
 
 def _runs(requests: Iterable[MapRequest]) -> Iterator[list[MapRequest]]:

@@ -28,6 +28,8 @@ class PoolMemory:
         self.extents = extents
         self.size_bytes = extents * extent_bytes
         self._extents: list[Extent] = []
+        self._shared: dict[int, int] = {}
+        """Descriptors of extents that were shared, by slot."""
         with ExitStack() as on_failure:
             arena, self._range = arena_and_range(device, self.size_bytes)
             on_failure.callback(self.close)
@@ -42,13 +44,28 @@ class PoolMemory:
         """Address of the first byte."""
         return self._range.base
 
+    @property
+    def open_files(self) -> int:
+        """Descriptors that are open once every extent was shared."""
+        # An extent of host memory is an open file itself.
+        return self.extents * (2 if isinstance(self.arena, HostArena) else 1)
+
     def share(self, slot: int) -> int:
-        """A descriptor of the extent for a receiver; the caller closes it. Raises OSError."""
-        return self._extents[slot].share()
+        """A descriptor of the extent for a receiver; the caller closes it. Raises OSError.
+
+        A duplicate: another is kept open from the first call on, one for each extent that was ever
+        shared, for a driver takes far longer to make a descriptor and to close the last of one.
+        """
+        if slot not in self._shared:
+            self._shared[slot] = self._extents[slot].share()
+        return os.dup(self._shared[slot])
 
     def close(self) -> None:
         """Unmap everything; what receivers have mapped lives on. May be repeated."""
         self._range.close()
+        while self._shared:
+            _, descriptor = self._shared.popitem()
+            os.close(descriptor)
         for extent in self._extents:
             extent.close()
 

@@ -16,8 +16,8 @@ from swiftcache_tier.lease import LeaseLedger, LeaseState, ReclaimAnswer
 logger = logging.getLogger(__name__)
 
 # Unmapped in one call: it saves calls in GPU memory, where each waits for the interpreter lock, but
-# takes some 20 ms for each extent of host memory that is locked for a GPU.
-EXTENTS_PER_CALL = 16
+# takes some 40 ms for each extent of host memory that is locked for a GPU.
+EXTENTS_PER_CALL = 8
 
 
 class OfferOutcome(NamedTuple):
@@ -31,7 +31,7 @@ class OfferOutcome(NamedTuple):
 class LentExtents:
     """Keeps the ledger and the address range in step. Used by the control thread.
 
-    Mapping an extent of host memory for a GPU takes some 20 ms, so a whole offer is taken, and
+    Mapping an extent of host memory for a GPU takes some 40 ms, so a whole offer is taken, and
     extents are given back, in slices between which other work of the thread can be done.
     """
 

@@ -274,7 +274,6 @@ class Links:
                 greeting.close()
                 raise
             self._silent.discard(paths.door)
-            self._reach.rehearse(greeting.welcome.device, greeting.welcome.device_uuid)
             link = self._link(greeting, place.offset)
         finally:
             self._joining.discard(paths.door)

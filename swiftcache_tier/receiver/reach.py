@@ -79,25 +79,6 @@ class Reach:
             )
         return link
 
-    def rehearse(self, device: str, uuid: str | None) -> None:
-        """Have the driver set up its way to the memory of a donor that `link_to` has found.
-
-        Else the first extent of it would wait for that. Takes 2 MiB of the donor's GPU meanwhile.
-        """
-        if self._ordinal is None or uuid is None:
-            return
-        from swiftcache_tier.cuda_driver import ordinal_of
-        from swiftcache_tier.extents.cuda_address_range import map_once
-
-        ordinal = ordinal_of(uuid)
-        assert ordinal is not None, "there is a link to it"
-        try:
-            map_once(self._ordinal, ordinal)
-        except (SwiftCacheError, OSError) as error:
-            logger.info(
-                "%s: the first extent of %s will take longer: %s", self.device, device, error
-            )
-
     def measure(self, address: int, size_bytes: int) -> float | None:
         """GB/s at which the GPU reads what is mapped there; None on a CPU, or if it cannot tell.
 

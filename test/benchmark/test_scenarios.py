@@ -53,10 +53,10 @@ scenarios:
     variants:
       four:
         donors: &four
-          d1: {device: host, size: 32MiB}
-          d2: {device: host, size: 32MiB}
-          d3: {device: host, size: 32MiB}
-          d4: {device: host, size: 32MiB}
+          d1: {device: host, size: 64MiB}
+          d2: {device: host, size: 64MiB}
+          d3: {device: host, size: 64MiB}
+          d4: {device: host, size: 64MiB}
         servers: {a: {model: $MODEL, role: receiver}}
       broken: {donors: *four, servers: {a: {model: $MODEL, args: --fake-exit}}}
     windows:

@@ -150,8 +150,7 @@ def test_any_order_of_lending_chatting_and_compacting(tree: ElasticTree, seed: i
                 if len(lent) + len(slots) < tree.allocator.page_map.extents // 2:
                     tree.allocator.hold(slots)
                     lent.update(slots)
-                    for slot in slots:
-                        tree.pool.zero_extent(slot)
+                    tree.pool.zero_extents(slots)
             case 4 if lent:
                 slots = rng.sample(sorted(lent), 1)
                 lent.difference_update(slots)

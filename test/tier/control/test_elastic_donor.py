@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from support.raw_memory import run_child
 from swiftcache_tier.control.credentials import Peer
 from swiftcache_tier.control.door import connect_door, leave_door, take_door
 from swiftcache_tier.control.messages import PROTOCOL, DrainRequest, LimitRequest, MessageError
@@ -62,6 +63,27 @@ def engine(runtime_dir: Path, settings: Settings) -> Iterator[Engine]:
     engine = Engine(runtime_dir, settings)
     yield engine
     engine.close()
+
+
+def test_more_extents_than_open_files_is_said_before_the_start(runtime_dir: Path) -> None:
+    status, line = run_child(
+        "import pathlib, resource\n"
+        "resource.setrlimit(resource.RLIMIT_NOFILE, (512, 512))\n"
+        "from swiftcache_tier.control.runtime_dir import donor_paths\n"
+        "from swiftcache_tier.donor.plan import plan_pool_donor\n"
+        "from swiftcache_tier.errors import SwiftCacheError\n"
+        "from swiftcache_tier.extents.pool_memory import PoolMemory\n"
+        "from swiftcache_tier.settings import Settings\n"
+        "memory = PoolMemory('cpu', 4096, 129)\n"
+        f"paths = donor_paths(pathlib.Path({str(runtime_dir)!r}), 'engine')\n"
+        "try: plan_pool_donor(memory, paths, Settings())\n"
+        "except SwiftCacheError as error: print(error)\n"
+    )
+    assert status == 0
+    assert line == (
+        "129 extents of 4 KiB need 514 open files and the limit is 512: raise it (ulimit -Hn) or "
+        "choose larger extents with SWIFTCACHE_EXTENT_BYTES\n"
+    )
 
 
 def lent(engine: Engine) -> int:

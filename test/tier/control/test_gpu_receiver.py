@@ -213,20 +213,6 @@ def test_the_link_is_measured_though_the_donor_cannot_give_all(
     assert user.tier.status()["donors"][0]["link_details"]["measured_gb_per_s"] == 1.0
 
 
-def test_a_gpu_without_room_for_a_rehearsal_can_lend(
-    driver: FakeDriver,
-    start_gpu_donor: Any,
-    start_gpu_tier: Any,
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    donor = start_gpu_donor()
-    full = cu.CUresult.CUDA_ERROR_OUT_OF_MEMORY
-    with driver.fail("cuMemCreate", full), caplog.at_level(logging.INFO):
-        user = start_gpu_tier(donor.spec)
-    assert "cuda:0: the first extent of cuda:1 will take longer" in caplog.text
-    assert user.tier.total_blocks == 64
-
-
 def test_gpu_memory_outlives_a_donor_that_is_killed(
     driver: FakeDriver, start_gpu_donor: Any, start_donor: Any, start_gpu_tier: Any
 ) -> None:

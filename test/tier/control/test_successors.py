@@ -82,7 +82,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> FakeClock:
 
 
 # A successor that takes whatever there is, as a serving engine does. The default settings: a
-# heartbeat of 1 s, extents of 32 MiB, 10 s for receivers to notice and to vacate.
+# heartbeat of 1 s, extents of 64 MiB, 10 s for receivers to notice and to vacate.
 @pytest.mark.parametrize(
     ("mebibytes_at", "waited_s", "came_back"),
     [
@@ -90,9 +90,9 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> FakeClock:
         (lambda s: 500 + 64 * min(s // 1, 5), 7, "320 MiB"),
         (lambda s: 500 + 64 * (s // 1), 10, "640 MiB"),
         # What other processes do: neither does it keep a start waiting, nor hide what comes back.
-        (lambda s: 500 + 20 * (int(s * 5) % 2), 2, "0 B"),
+        (lambda s: 500 + 40 * (int(s * 5) % 2), 2, "0 B"),
         (lambda s: 500 - 40 * s, 2, "0 B"),
-        (lambda s: 500 + 20 * min(s, 4), 5, "80 MiB"),
+        (lambda s: 500 + 40 * min(s, 4), 5, "160 MiB"),
     ],
     ids=["nothing", "for-5-s", "for-ever", "noise", "others-take-it", "less-than-an-extent-a-s"],
 )

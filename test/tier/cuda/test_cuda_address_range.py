@@ -15,7 +15,7 @@ from support.raw_memory import no_descriptor_leaks
 from swiftcache_tier.errors import SwiftCacheError
 from swiftcache_tier.extents import HostArena, MapRequest
 from swiftcache_tier.extents.cuda import CudaArena
-from swiftcache_tier.extents.cuda_address_range import CudaAddressRange, map_once
+from swiftcache_tier.extents.cuda_address_range import CudaAddressRange
 
 SLOTS = 8
 
@@ -372,21 +372,3 @@ def test_ranges_that_cannot_be(driver: FakeDriver) -> None:
     with pytest.raises(SwiftCacheError, match="cuda:7"):
         CudaAddressRange(GRANULARITY, ordinal=7)
     assert driver.contexts == [0, 0]
-
-
-def test_a_rehearsal_leaves_nothing_behind(driver: FakeDriver) -> None:
-    contexts = list(driver.contexts)
-    with no_descriptor_leaks():
-        map_once(0, 1)
-        assert driver.calls["cuMemSetAccess"] == 1
-        for failing in ("cuMemCreate", "cuMemExportToShareableHandle", "cuMemSetAccess"):
-            no_room = cu.CUresult.CUDA_ERROR_OUT_OF_MEMORY
-            with driver.fail(failing, no_room), pytest.raises(OSError, match=failing):
-                map_once(0, 1)
-        driver.peer_access = False
-        with pytest.raises(SwiftCacheError, match="no peer access"):
-            map_once(0, 1)
-    assert driver.handles == 0
-    assert not driver.mappings
-    assert not driver.reservations
-    assert driver.contexts == contexts

@@ -17,6 +17,7 @@ from swiftcache_tier.errors import SwiftCacheError
 from swiftcache_tier.extents import Extent, arena_for
 from swiftcache_tier.extents.cuda import SPARE_BYTES, CudaArena
 from swiftcache_tier.extents.cuda_address_range import CudaAddressRange
+from swiftcache_tier.extents.pool_memory import PoolMemory
 
 OUT_OF_MEMORY = cu.CUresult.CUDA_ERROR_OUT_OF_MEMORY
 UNKNOWN = cu.CUresult.CUDA_ERROR_UNKNOWN
@@ -61,6 +62,24 @@ def test_descriptors_are_not_inherited(driver: FakeDriver, arena: CudaArena) -> 
         for descriptor in (one, other):
             assert not os.get_inheritable(descriptor)
             os.close(descriptor)
+
+
+def test_a_pool_has_an_extent_exported_once(driver: FakeDriver) -> None:
+    with no_descriptor_leaks():
+        memory = PoolMemory("cuda:1", GRANULARITY, 2)
+        driver.calls.clear()
+        descriptors = [memory.share(1) for _ in range(3)]
+        assert driver.calls["cuMemExportToShareableHandle"] == 1
+        addresses = CudaAddressRange(GRANULARITY, ordinal=0)
+        for descriptor in descriptors:
+            addresses.map(0, descriptor, GRANULARITY)
+            driver.write(addresses.base, b"theirs")
+            assert driver.read(memory.base + GRANULARITY, 6, ordinal=1) == b"theirs"
+            addresses.unmap(0, GRANULARITY)
+            os.close(descriptor)
+        addresses.close()
+        memory.close()
+    assert driver.used_bytes(1) == 0
 
 
 def test_memory_stays_until_the_last_holder_lets_go(

@@ -16,7 +16,7 @@ from swiftcache_tier.cuda_driver import device_count, device_uuid
 from swiftcache_tier.errors import SwiftCacheError
 from swiftcache_tier.extents import HostArena, MapRequest, send_fds
 from swiftcache_tier.extents.cuda import CudaArena
-from swiftcache_tier.extents.cuda_address_range import CudaAddressRange, map_once
+from swiftcache_tier.extents.cuda_address_range import CudaAddressRange
 from swiftcache_tier.sizes import format_size
 from swiftcache_tier.topology import free_memory_bytes, load_nvml
 
@@ -102,18 +102,6 @@ def test_several_are_mapped_together(
         assert addresses.mapped_bytes == 0
         assert map_slot(addresses, 3, donor) == addresses.base + 3 * SIZE
         assert view.read(addresses.base + 3 * SIZE, SIZE) == PATTERN
-
-
-def test_a_rehearsal_leaves_nothing_behind(donor_ordinal: int) -> None:
-    map_once(0, donor_ordinal)
-    descriptors = open_descriptors()
-    before = free_memory_bytes(device_uuid(donor_ordinal), load_nvml())
-    for _ in range(20):
-        map_once(0, donor_ordinal)
-    assert open_descriptors() == descriptors
-    after = free_memory_bytes(device_uuid(donor_ordinal), load_nvml())
-    if before is not None and after is not None:
-        assert after > before - (16 << 20)
 
 
 def test_addresses_can_be_used_again(

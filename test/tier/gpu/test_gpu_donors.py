@@ -211,7 +211,7 @@ def test_copies_across_the_edges_of_extents(
     user.write(ids)
     expected = b"".join((block % 2**31).to_bytes(4, "little") * 1024 for block in ids.tolist())
     start = int(user.tier.addresses(ids[:1])[0])
-    straddler = ids[(32 << 20) // BLOCK]
+    straddler = ids[SETTINGS.extent_bytes // BLOCK]
     wanted = {
         "a block across an edge": (
             lambda: view.read(int(user.tier.addresses(np.array([straddler]))[0]), BLOCK),
@@ -283,7 +283,7 @@ def test_a_gigabyte_of_host_memory_is_locked_while_heartbeats_go_on(
     user = start_user(host.spec)
     assert user.tier.status()["bytes"] == 4 << 30
     (seen,) = query_status(host.paths, SETTINGS).receivers
-    assert seen.extents["lent"] == 128
+    assert seen.extents["lent"] == (4 << 30) // SETTINGS.extent_bytes
     assert seen.heartbeat_age_s < SETTINGS.lost_after_s
 
 

@@ -10,6 +10,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from support.raw_memory import run_child
 from swiftcache_tier.blocks import BlockCounts, BlockPool, DonorRank, Link, Room, share
 
 NVLINK = DonorRank(Link.NVLINK, 300.0)
@@ -338,3 +339,20 @@ def test_check_notices_a_ledger_that_is_off() -> None:
     pool._donors[0].states[ids[0]] = 1  # free, says the state; the stack says it is not
     with pytest.raises(AssertionError, match="donor 0"):
         pool.check()
+
+
+def test_the_first_lend_imports_nothing() -> None:
+    """A scheduler step would wait for it, for as long as ten lends take."""
+    status, imported = run_child(
+        "import sys\n"
+        "from swiftcache_tier.blocks import BlockPool, DonorRank, Link\n"
+        "pool = BlockPool(4096)\n"
+        "before = set(sys.modules)\n"
+        "pool.add_donor(1, 0, 6144, 4, DonorRank(Link.HOST, 1.0))\n"
+        "assert pool.map_slots(1, [0, 1]) == 3\n"
+        "pool.free(pool.alloc(2))\n"
+        "pool.retire_slots(1, [0, 1])\n"
+        "pool.unmap_slots(1, [0, 1])\n"
+        "print(*(set(sys.modules) - before))\n"
+    )
+    assert (status, imported) == (0, "\n")

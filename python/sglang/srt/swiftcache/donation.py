@@ -186,7 +186,7 @@ class Donation:
             self._lent.difference_update(slots)
             self._allocator.release(slots)
             # Queued on the stream on which their pages are handed out, so before any use of them.
-            self._zero(slots)
+            self._pool.zero_extents(slots)
             self.totals.returned_extents += len(slots)
             self._came_back += len(slots)
             running_batch.batch_is_full = False
@@ -250,7 +250,9 @@ class Donation:
         if slots:
             self._allocator.hold(slots)
             self._lent.update(slots)
-            self._scrubbing.append(_Scrub(slots, self._fence.queue(lambda: self._zero(slots))))
+            self._scrubbing.append(
+                _Scrub(slots, self._fence.queue(lambda: self._pool.zero_extents(slots)))
+            )
             self._hand_over()
         self._lend_after_s = now_s + (time.monotonic() - now_s) / LENDING_SHARE
 
@@ -261,13 +263,9 @@ class Donation:
         """
         slots = self._wholly_free(1)
         self._allocator.hold(slots)
-        self._fence.queue(lambda: self._zero(slots))
+        self._fence.queue(lambda: self._pool.zero_extents(slots))
         self._allocator.release(slots)
-        self._zero(slots)
-
-    def _zero(self, slots: list[int]) -> None:
-        for slot in slots:
-            self._pool.zero_extent(slot)
+        self._pool.zero_extents(slots)
 
     def _wholly_free(self, extents: int) -> list[int]:
         found: list[int] = self._map.wholly_free(self._allocator.free_mask(), self._lent).tolist()

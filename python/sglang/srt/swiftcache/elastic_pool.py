@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import logging
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
@@ -73,10 +74,11 @@ class ElasticKVPool(PageMajorMHATokenToKVPool):
         page_map = self.page_map
         return self._raw[: page_map.pages * page_map.page_bytes].view(page_map.pages, -1)
 
-    def zero_extent(self, slot: int) -> None:
-        """Queue zeros for the whole extent on the current stream."""
+    def zero_extents(self, slots: Iterable[int]) -> None:
+        """Queue zeros for whole extents on the current stream; neighbours take one kernel."""
         size = self.page_map.extent_bytes
-        self._raw[slot * size : (slot + 1) * size].zero_()
+        for run in _runs(slots):
+            self._raw[run.start * size : run.stop * size].zero_()
 
     def _note_addresses(self) -> None:
         """What SGLang's kernels and transfers read instead of the tensors."""
@@ -143,6 +145,19 @@ class _CudaBytes:
             "strides": None,
             "version": 3,
         }
+
+
+def _runs(slots: Iterable[int]) -> Iterator[range]:
+    """Neighbours among `slots` together, in order."""
+    run = range(0)
+    for slot in sorted(slots):
+        if slot != run.stop:
+            if run:
+                yield run
+            run = range(slot, slot)
+        run = range(run.start, slot + 1)
+    if run:
+        yield run
 
 
 def _tensor_over(address: int, size_bytes: int, device: str) -> torch.Tensor:
