@@ -11,12 +11,12 @@ from swiftcache_kernel.triton_kernels import (
     FEW_PROGRAMS,
     PROGRAMS,
     bind_layer,
-    bind_scatter_all,
+    bind_layers,
 )
 
 
 class KernelTransfer(LayerTransfer):
-    """One launch of at most `programs` programs for a layer, or for all layers of a scatter."""
+    """One launch of at most `programs` programs for a layer, or for several in a row."""
 
     def __init__(
         self,
@@ -45,16 +45,21 @@ class KernelTransfer(LayerTransfer):
         k_address, v_address = self.pool.k_addresses[layer], self.pool.v_addresses[layer]
         launch(self.table, self.pages, self.blocks, k_address, v_address, layer)
 
-    def _scatter_all(self) -> None:
+    def _move_layers(self, first: int, layers: int, *, gather: bool) -> None:
+        if layers == 1:
+            self._move(first, gather=gather)
+            return
         pool = self.pool
-        launch = bind_scatter_all(
+        launch = bind_layers(
             pool.layout,
             pool.alignment_bytes,
             self.blocks,
+            layers,
             self._programs,
             pool.device,
+            gather=gather,
         )
-        launch(self.table, self.pages, self.blocks, pool.addresses, pool.layout.layers)
+        launch(self.table, self.pages, self.blocks, pool.addresses, first, layers)
 
 
 def compile_kernels(pool: PoolBuffers) -> None:
@@ -64,5 +69,6 @@ def compile_kernels(pool: PoolBuffers) -> None:
     """
     for programs in (FEW_PROGRAMS, FEW_PROGRAMS + 1):
         for gather in (True, False):
-            bind_layer(pool.layout, pool.alignment_bytes, 1, programs, pool.device, gather=gather)
-        bind_scatter_all(pool.layout, pool.alignment_bytes, 1, programs, pool.device)
+            of_pool = pool.layout, pool.alignment_bytes
+            bind_layer(*of_pool, 1, programs, pool.device, gather=gather)
+            bind_layers(*of_pool, 1, 1, programs, pool.device, gather=gather)

@@ -54,11 +54,11 @@ class PageMajorTransfer(LayerTransfer):
         self._addresses = pool.page_addresses(pages)
 
     def _move(self, layer: int, *, gather: bool) -> None:
+        self._move_layers(layer, 1, gather=gather)
+
+    def _move_layers(self, first: int, layers: int, *, gather: bool) -> None:
         layout = self.pool.layout
-        offset = layout.k_offset(layer)
+        offset = layout.k_offset(first)
         block, page = self.table + offset, self._addresses + offset
         source, target = (block, page) if gather else (page, block)
-        copy_blocks(source, target, block_bytes=layout.layer_bytes)
-
-    def _scatter_all(self) -> None:
-        copy_blocks(self._addresses, self.table, block_bytes=self.pool.layout.block_bytes)
+        copy_blocks(source, target, block_bytes=layers * layout.layer_bytes)

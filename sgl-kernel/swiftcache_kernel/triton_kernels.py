@@ -208,12 +208,13 @@ def move_counted_layer_kernel(
         )
 
 
-@triton.jit(do_not_specialize=["table", "pages", "blocks", "pool_addresses", "layers"])
-def scatter_layers_kernel(
+@triton.jit(do_not_specialize=["table", "pages", "blocks", "pool_addresses", "first", "layers"])
+def move_layers_kernel(
     table: tl.tensor,
     pages: tl.tensor,
     blocks: tl.int32,
     pool_addresses: tl.tensor,
+    first: tl.int32,
     layers: tl.int32,
     K_BYTES: tl.constexpr,
     V_BYTES: tl.constexpr,
@@ -225,16 +226,19 @@ def scatter_layers_kernel(
     K_TILES: tl.constexpr,
     TILES_PER_ROW: tl.constexpr,
     STAGES: tl.constexpr,
+    GATHER: tl.constexpr,
 ) -> None:
-    """Scatter all layers. `pool_addresses` is int64 [layers, 2], K's and V's."""
+    """Move `layers` layers from `first` on, in order. `pool_addresses` is int64 [all layers, 2],
+    K's and V's."""
     programs = tl.num_programs(0)
     layer_bytes = tl.full((), K_BYTES + V_BYTES, tl.int64)
     tiles = ((blocks + ROWS - 1) // ROWS).to(tl.int64) * TILES_PER_ROW
-    for layer in range(layers):
+    for nth in range(layers):
+        layer = first + nth
         k_address = tl.load(pool_addresses + 2 * layer)
         v_address = tl.load(pool_addresses + 2 * layer + 1)
         # Deal on where the last layer's tiles ended, so that all programs get as many.
-        first_tile = (tl.program_id(0) + programs - layer * tiles % programs) % programs
+        first_tile = (tl.program_id(0) + programs - nth * tiles % programs) % programs
         for tile in tl.range(first_tile, tiles, programs, num_stages=STAGES):
             _move_tile(
                 tile,
@@ -253,7 +257,7 @@ def scatter_layers_kernel(
                 COLUMNS,
                 K_TILES,
                 TILES_PER_ROW,
-                False,
+                GATHER,
             )
 
 
@@ -346,23 +350,26 @@ def bind_counted_layer(
     )
 
 
-def bind_scatter_all(
+def bind_layers(
     layout: BlockLayout,
     alignment_bytes: int,
     blocks: int,
+    layers: int,
     programs: int,
     device: torch.device,
+    *,
+    gather: bool,
 ) -> Launch:
-    """A launch of at most `programs` programs that scatters all layers of `blocks` blocks.
+    """A launch of at most `programs` programs that moves `layers` layers of `blocks` blocks.
 
-    It takes table, pages, blocks, `PoolBuffers.addresses` and the number of layers.
+    It takes table, pages, blocks, `PoolBuffers.addresses`, the first layer and their number.
     """
     tiling = _tiling(layout, alignment_bytes, *_tile_of(programs))
     return bind(
-        scatter_layers_kernel,
-        (torch.int64, torch.int64, 0, torch.int64, 0),
-        tiling.constants,
-        programs=min(programs, tiling.tiles(blocks) * layout.layers),
+        move_layers_kernel,
+        (torch.int64, torch.int64, 0, torch.int64, 0, 0),
+        (*tiling.constants, gather),
+        programs=min(programs, tiling.tiles(blocks) * layers),
         device=device,
     )
 
@@ -372,7 +379,7 @@ class _Tiling(NamedTuple):
 
     rows: int  # blocks in a tile
     tiles_per_row: int  # K's and V's together
-    constants: tuple[Any, ...]  # of the kernels; of `move_layer_kernel` all but GATHER
+    constants: tuple[Any, ...]  # of the kernels, before GATHER
 
     def tiles(self, blocks: int) -> int:
         return -(-blocks // self.rows) * self.tiles_per_row

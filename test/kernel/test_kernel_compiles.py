@@ -81,12 +81,12 @@ elif verb == "compile-kernels":
     for grid in (1, 8, 16, 17, 32, 64):
         for gather in (True, False):
             triton_kernels.bind_layer(layout, 16, blocks, grid, gpu, gather=gather)
-        triton_kernels.bind_scatter_all(layout, 16, blocks, grid, gpu)
+            triton_kernels.bind_layers(layout, 16, blocks, 4, grid, gpu, gather=gather)
         triton_checksum.bind_blocks(layout, blocks, grid, gpu)
         triton_checksum.bind_pages(pool, blocks, grid)
 elif verb == "scatter-all":
-    bound = triton_kernels.bind_scatter_all(layout, 16, blocks, programs, gpu)
-    bound("TABLE", "PAGES", blocks, "ADDRESSES", 36)
+    bound = triton_kernels.bind_layers(layout, 16, blocks, 36, programs, gpu, gather=False)
+    bound("TABLE", "PAGES", blocks, "ADDRESSES", 0, 36)
 elif verb == "block-checksums":
     triton_checksum.bind_blocks(layout, blocks, programs, gpu)("TABLE", "SUMS", blocks)
 elif verb == "page-checksums":
@@ -201,14 +201,14 @@ def test_programs_that_share_no_sm_take_more_than_half_its_memory(tmp_path: Path
 
 def test_all_layers_are_one_launch(tmp_path: Path) -> None:
     [call] = launched(tmp_path, 90, "scatter-all", 64, blocks=1).calls
-    assert call["types"][:5] == ["*i64", "*i64", "i32", "*i64", "i32"]
-    assert call["arguments"][:5] == ["TABLE", "PAGES", "1", "ADDRESSES", "36"]
+    assert call["types"][:6] == ["*i64", "*i64", "i32", "*i64", "i32", "i32"]
+    assert call["arguments"][:6] == ["TABLE", "PAGES", "1", "ADDRESSES", "0", "36"]
     assert call["grid"] == [64, 1, 1]
 
 
 def test_what_is_compiled_ahead_is_all_that_transfers_launch(tmp_path: Path) -> None:
     assert run(tmp_path, 90, "compile-kernels", 1, blocks=100) == []
-    assert len(list(tmp_path.rglob("*.ptx"))) == 8
+    assert len(list(tmp_path.rglob("*.ptx"))) == 10
 
 
 @pytest.mark.parametrize("architecture", [80, 90])

@@ -145,6 +145,28 @@ def test_all_layers_at_once(make: Make, shape: Shape, batch: tuple[list[int], li
         assert contents(pool) == before
 
 
+@each_way
+@settings(max_examples=25, deadline=None)
+@given(shape=shapes(), batch=batches(), data=st.data())
+def test_some_layers_at_once(
+    make: Make, shape: Shape, batch: tuple[list[int], list[int]], data: st.DataObject
+) -> None:
+    numbers, pages = batch
+    room = max(*numbers, *pages) + 2
+    first = data.draw(st.integers(0, shape.layers - 1))
+    layers = data.draw(st.integers(1, shape.layers - first))
+    with donor(shape, room, seed=13) as (base, _):
+        table = [base + number * shape.layout.block_bytes for number in numbers]
+        pool = pool_of(shape, room, seed=14)
+        expected = contents(pool)
+        for layer in range(first, first + layers):
+            expected[layer] = expect_gather(
+                ctypes.string_at, table, pages, *expected[layer], shape.layout, layer
+            )
+        make(tensor(table), tensor(pages), pool).gather_layers(first, layers)
+        assert contents(pool) == expected
+
+
 @interpreted
 @pytest.mark.parametrize("programs", [1, 5, 16, 17, 1000])
 def test_any_grid_moves_all_tiles(programs: int) -> None:
@@ -162,6 +184,10 @@ def test_any_grid_moves_all_tiles(programs: int) -> None:
                 ctypes.string_at, table, pages, *contents(pool)[1], shape.layout, 1
             )
             assert contents(pool)[1] == expected
+            transfer.gather_layers(0, shape.layers)
+            for layer, found in enumerate(contents(pool)):
+                memory_of_layer = ctypes.string_at, table, pages, *found, shape.layout, layer
+                assert found == expect_gather(*memory_of_layer)
             memory = ctypes.string_at(base, size)
             for layer, (k, v) in enumerate(contents(pool)):
                 memory = expect_scatter(memory, base, table, pages, k, v, shape.layout, layer)
@@ -199,6 +225,8 @@ def test_a_layer_that_is_not_there_is_refused(make: Make, layer: int) -> None:
         for move in (transfer.gather, transfer.scatter):
             with pytest.raises(ValueError, match=f"^layer is {layer}; expected 0 to 2$"):
                 move(layer)
+        with pytest.raises(ValueError, match=f"^layer is {layer}; expected 0 to 2$"):
+            transfer.gather_layers(min(layer, 1), layer if layer > 0 else 1)
 
 
 @each_way

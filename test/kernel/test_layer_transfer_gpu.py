@@ -54,7 +54,7 @@ def contents(pool: PoolBuffers, layer: int) -> tuple[bytes, bytes]:
 def check_both_ways(
     shape: Shape, memory: torch.Tensor, ids: list[int], pages: list[int], path: Path
 ) -> None:
-    """Gather every layer, scatter every layer, scatter all at once; compare every byte."""
+    """Gather every layer, several at once, scatter every layer, all at once; compare every byte."""
     layout = shape.layout
     base = memory.data_ptr()
     table = [base + number * layout.block_bytes for number in ids]
@@ -71,6 +71,17 @@ def check_both_ways(
         transfer.gather(layer)
         torch.cuda.synchronize()
         assert contents(pool, layer) == expected
+
+    pool = gpu_pool(shape, room, seed=4)
+    first = shape.layers // 3
+    expected_pool = [contents(pool, layer) for layer in range(shape.layers)]
+    for layer in range(first, shape.layers):
+        expected_pool[layer] = expect_gather(
+            read, table, pages, *expected_pool[layer], layout, layer
+        )
+    transfer_of(table, pages, pool, path).gather_layers(first, shape.layers - first)
+    torch.cuda.synchronize()
+    assert [contents(pool, layer) for layer in range(shape.layers)] == expected_pool
 
     for seed, at_once in ((2, False), (3, True)):
         pool = gpu_pool(shape, room, seed)

@@ -40,8 +40,8 @@ def test_layers(shape: Shape, programs: int) -> None:
     out.scatter_all()
     out.scatter(1)
     back = layer_transfer(table, pages, received, path=path)
-    for layer in range(shape.layers):
-        back.gather(layer)
+    back.gather(0)
+    back.gather_layers(0, shape.layers)
     torch.cuda.synchronize()
     for buffers in ("k", "v"):
         for before, after in zip(getattr(sent, buffers), getattr(received, buffers), strict=True):

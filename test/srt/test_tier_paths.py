@@ -15,7 +15,7 @@ from swiftcache_kernel import COPY_ENGINE, KERNEL, TWO_H200S, Path
 
 LAYER_BYTES = 64 << 10
 FASTEST, SPARING = Path("kernel", 64), Path("kernel", 8)
-MANY = paths.COPY_ENGINE_MIN_LAYER_BYTES // LAYER_BYTES
+MANY = 4096
 
 
 @pytest.fixture
@@ -64,8 +64,15 @@ def test_a_load_spares_the_sms_only_beside_a_forward_that_hides_it(
     assert others == (first if rest is FASTEST else rest)
 
 
-def test_large_loads_take_the_copy_engine(chooser: paths.PathChooser) -> None:
-    assert chooser.load(*batch(MANY), 8192)[1] == COPY_ENGINE
+def test_a_load_asks_the_gpu_for_nothing(chooser: paths.PathChooser) -> None:
+    """Its pages were taken behind a forward that may be running."""
+
+    class OnTheGpu:
+        def cpu(self) -> None:
+            raise AssertionError("the load waits for the forward in flight")
+
+    pages: Any = OnTheGpu()
+    assert COPY_ENGINE not in chooser.load(np.arange(MANY), pages, 8192)
 
 
 @pytest.mark.parametrize(
@@ -89,3 +96,15 @@ def test_the_flag_decides_for_all(chooser: paths.PathChooser, flag: str, path: P
     chooser._io_backend = flag
     assert chooser.load(*batch(64), 1) == (path, path)
     assert stored(chooser, np.arange(64)) == path
+
+
+@pytest.mark.parametrize("layers", [1, 2, 3, 5, 28, 36, 64, 80, 126])
+def test_launches_of_a_load_move_each_layer_once_and_the_ends_alone(layers: int) -> None:
+    launches = paths.load_launches(layers)
+    moved = [first + n for first, count in launches.items() for n in range(count)]
+    assert moved == list(range(layers))
+    assert max(launches.values()) <= paths.LAYERS_PER_LAUNCH
+    assert launches[0] == launches[layers - 1] == 1
+    if layers >= 28:
+        assert list(launches.values())[:3] == [1, 1, 2]
+        assert len(launches) <= layers / 4 + 6

@@ -189,8 +189,8 @@ class _SlowTransfer:
         self._transfer = transfer
         self.blocks = transfer.blocks
 
-    def gather(self, layer: int) -> None:
-        self._streams.current.queue(partial(self._transfer.gather, layer))
+    def gather_layers(self, first: int, layers: int) -> None:
+        self._streams.current.queue(partial(self._transfer.gather_layers, first, layers))
 
     def scatter_all(self) -> None:
         self._streams.current.queue(self._transfer.scatter_all)

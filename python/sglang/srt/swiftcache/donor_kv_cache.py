@@ -18,7 +18,7 @@ from sglang.srt.swiftcache import donate_checks
 from sglang.srt.swiftcache.elastic_pool import ElasticKVPool
 from sglang.srt.swiftcache.layer_stream.pool import StreamKVPool
 from sglang.srt.swiftcache.page_major_paths import PageMajorPaths
-from sglang.srt.swiftcache.paths import PathChooser
+from sglang.srt.swiftcache.paths import PathChooser, load_launches
 from sglang.srt.swiftcache.traffic import Traffic
 from sglang.srt.swiftcache.verify import BlockChecksums
 from swiftcache_kernel import BlockLayout, LayerTransfer, PoolBuffers, copy_blocks
@@ -98,6 +98,7 @@ class DonorKVCache(HostKVCache):
         )
         self._on_gpu = self._buffers.device.type == "cuda"
         self._load: _Load | None = None
+        self._load_launches = load_launches(self.layer_num)
 
         args = get_server_args()
         self.settings = Settings.from_env()
@@ -269,11 +270,15 @@ class DonorKVCache(HostKVCache):
         """Queue the copy of one layer, donors -> device, on the current (load) stream.
 
         Both index tensors int64 [tokens], whole pages in the same order; host indices on the CPU.
+        Layers are asked for in order, and some of them are copied together (``load_launches``): a
+        later one of such is on its way already.
         """
         load = self._resolve(host_indices, device_indices)
         if layer_id == 0:
             self.traffic.load_begins(self.blocks_of(host_indices))
-        (load.rest if layer_id else load.first).gather(layer_id)
+        layers = self._load_launches.get(layer_id, 0)
+        if layers:
+            (load.rest if layer_id else load.first).gather_layers(layer_id, layers)
         if layer_id == self.layer_num - 1 and not self._on_gpu:
             self.traffic.load_has_ended()
         self.loaded_bytes += load.first.blocks * self.block_layout.layer_bytes

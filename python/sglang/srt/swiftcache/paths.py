@@ -24,14 +24,13 @@ from swiftcache_tier.receiver.tier import DonorTier
 logger = logging.getLogger(__name__)
 
 MEASURED_BLOCKS = 1024
-# The copy engine needs the pages on the host, for which the load stream is waited for: only where
-# a layer takes so long that this does not count.
-COPY_ENGINE_MIN_LAYER_BYTES = 128 << 20
 # Of a store, on average: each run takes the scheduler two calls a layer, some 3 us each.
 STORED_RUN_BLOCKS_MIN = 32
 # A forward over fewer is as long as reading the weights takes, and waits for the load of every
 # layer: then a load that spares it SMs makes it longer.
 FORWARD_TO_SPARE_TOKENS = 512
+# Loaded by one launch, which costs the scheduler some 20 us before the forward can start.
+LAYERS_PER_LAUNCH = 4
 
 
 class PathChooser:
@@ -63,10 +62,9 @@ class PathChooser:
             return only, only
         table = self._upload(addresses)
         runs = None
-        layer_bytes = len(blocks) * self._buffers.layout.layer_bytes
-        if self._io_backend == "copy" or (
-            self._may_take_copy_engine() and layer_bytes >= COPY_ENGINE_MIN_LAYER_BYTES
-        ):
+        if self._io_backend == "copy":
+            # Waits for the forward in flight, behind which SGLang has taken the pages: that is more
+            # than the copy engine saves.
             runs = self._runs(blocks, addresses, pages.cpu().numpy())
         spares_forward = (False, new_tokens >= FORWARD_TO_SPARE_TOKENS)
         paths = [self._choose(len(blocks), runs, spares) for spares in spares_forward]
@@ -87,7 +85,9 @@ class PathChooser:
         if self._buffers.device.type == "cpu":
             return layer_transfer(torch.from_numpy(addresses), pages, self._buffers)
         runs = None
-        if self._may_take_copy_engine():
+        if self._io_backend == "copy" or (
+            self._io_backend == "auto" and self._table.copies is not None
+        ):
             runs = self._runs(blocks, addresses, host_pages)
         path = self._store_path(len(blocks), runs)
         return layer_transfer(self._upload(addresses), pages, self._buffers, path=path, runs=runs)
@@ -96,11 +96,6 @@ class PathChooser:
         # From pageable memory the call would wait for the stream, which waits for the forward.
         pinned = torch.from_numpy(addresses).pin_memory()
         return pinned.to(self._buffers.device, non_blocking=True)
-
-    def _may_take_copy_engine(self) -> bool:
-        return self._io_backend == "copy" or (
-            self._io_backend == "auto" and self._table.copies is not None
-        )
 
     def _runs(
         self, blocks: np.ndarray, addresses: np.ndarray, host_pages: np.ndarray
@@ -128,6 +123,21 @@ class PathChooser:
             self._buffers.layout.layer_bytes,
             compute_running,
         )
+
+
+def load_launches(layers: int) -> dict[int, int]:
+    """The layers that each launch of a load moves: how many, by the first of them.
+
+    Few at the start, which the forward wants at once, and at the end, behind which it computes the
+    last alone if loading takes longer.
+    """
+    found: dict[int, int] = {}
+    first = 0
+    while first < layers:
+        count = max(1, min(LAYERS_PER_LAUNCH, first, (layers - first) // 2))
+        found[first] = count
+        first += count
+    return found
 
 
 def _measure(buffers: PoolBuffers, tier: DonorTier) -> PathTable | None:

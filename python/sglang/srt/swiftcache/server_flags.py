@@ -30,8 +30,8 @@ RUNTIME_DIR_HELP = (
 )
 IO_BACKEND_HELP = (
     "What moves KV between this GPU and donors: 'kernel' (on the SMs), 'copy' (the copy engines) "
-    "or 'auto' (the default: what was faster when measured at start, by size). Without effect on a "
-    "CPU."
+    "or 'auto' (the default: loads by the kernels, on as many SMs as was measured to be enough, "
+    "stores by the copy engines where their pages lie in runs). Without effect on a CPU."
 )
 VERIFY_HELP = (
     "Check every block restored from donors against a checksum that was taken when it was stored; "
