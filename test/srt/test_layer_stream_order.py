@@ -50,6 +50,7 @@ def forward(gpu: Gpu, streaming: LayerStreamer, leaves: bool = True) -> None:
 
     def model() -> None:
         for layer in range(LAYERS):
+            streaming.leave(layer)  # of an attention that found nothing to do
             streaming.enter(layer)
             gpu.queue(f"set {layer}")
             streaming.enter(layer)

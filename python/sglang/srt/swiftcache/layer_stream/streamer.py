@@ -138,11 +138,11 @@ class LayerStreamer:
         self._layer = layer
 
     def leave(self, layer: int) -> None:
-        """The attention of a layer that was entered is queued; further calls do nothing.
+        """The attention of a layer is queued; does nothing if that was not entered, or was left.
 
         Left out it is made up for when the next layer is entered, with less overlap.
         """
-        if self._layer is None or layer <= self._left:
+        if self._layer is None or not self._left < layer <= self._layer:
             return
         self._left = layer
         self._mover.scatter(layer)
