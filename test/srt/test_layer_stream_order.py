@@ -132,3 +132,30 @@ def test_a_stream_can_wait_for_what_was_launched(gpu: Gpu) -> None:
     forward(gpu, streaming)
     streaming.order_after_forward(other)
     assert {f"scatter {n}" for n in range(LAYERS)} <= other.done
+
+
+def test_the_attention_of_a_layer_leaves_it(gpu: Gpu) -> None:
+    """However its forward is called, and for layers whose numbers begin elsewhere."""
+    streaming = streamer()
+
+    def attend(q: Any, k: Any, v: Any, layer: Any, batch: Any = None, **_: Any) -> Any:
+        gpu.queue(f"attend {layer.layer_id - 3}")
+        return q + k + v
+
+    forward = streaming.wrap_attention(attend, 3)
+
+    def model() -> None:
+        for number in range(LAYERS):
+            streaming.enter(number)
+            layer = SimpleNamespace(layer_id=number + 3)
+            if number % 2:
+                assert forward(1, 2, 3, layer, "batch") == 6
+            else:
+                assert forward(q=1, k=2, v=3, layer=layer, sinks=None) == 6
+            gpu.queue(f"mlp {number}")
+
+    with streaming.capturing():
+        streaming.wrap_model(model)()
+    for layer in range(LAYERS - 2):
+        assert gpu.ordered(f"attend {layer}", f"gather {layer + 2}")
+        assert not gpu.ordered(f"mlp {layer}", f"gather {layer + 2}")

@@ -29,16 +29,12 @@ class Streamer:
     def __init__(self) -> None:
         self.has_plan = False
         self.captures = False
-        self.left: list[int] = []
 
     @contextmanager
     def capturing(self) -> Iterator[None]:
         self.captures = True
         yield
         self.captures = False
-
-    def leave(self, layer: int) -> None:
-        self.left.append(layer)
 
 
 @pytest.fixture
@@ -52,16 +48,9 @@ def runner(streamer: Streamer) -> Any:
     return SimpleNamespace(model_runner=SimpleNamespace(token_to_kv_pool=pool))
 
 
-def test_a_layer_is_left_behind_its_attention(streamer: Streamer) -> None:
-    """However the backend is called, and whatever else it is called with."""
-    pool = SimpleNamespace(streamer=streamer, start_layer=2)
-    backend = SimpleNamespace(token_to_kv_pool=pool)
-    layers = [SimpleNamespace(layer_id=layer_id) for layer_id in (2, 3)]
-    wiring.leave_layer("output", backend, "q", "k", "v", layers[0], "batch", True)
-    wiring.leave_layer("output", backend, q="q", k="k", v="v", layer=layers[1], sinks=None)
-    assert streamer.left == [0, 1]
-    for other in (SimpleNamespace(token_to_kv_pool=object()), SimpleNamespace()):
-        wiring.leave_layer("output", other, "q", "k", "v", layers[0], "batch")
+def test_without_a_window_attention_stays_the_class_s(runner: Any) -> None:
+    stock = SimpleNamespace(token_to_kv_pool=object(), attn_backend=object())
+    wiring.follow_attention(None, stock)  # has no attribute `forward` to be read
 
 
 def test_without_a_window_nothing_is_changed() -> None:

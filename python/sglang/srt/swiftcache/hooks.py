@@ -164,19 +164,19 @@ HOOKS = (
         on_upgrade="still between load_model and the capture of graphs; runners call model.forward",
     ),
     Hook(
+        "sglang.srt.model_executor.model_runner.ModelRunner.init_attention_backends",
+        HookType.AFTER,
+        stream_wiring.follow_attention,
+        reason="the pool sees when a layer is first touched, not when its attention is queued",
+        on_upgrade="still sets attn_backend, whose forward the attention layers call, before any "
+        "graph is captured",
+    ),
+    Hook(
         "sglang.srt.model_executor.model_runner.ModelRunner.forward",
         HookType.AROUND,
         stream_wiring.run_forward,
         reason="the plan goes up on the forward's stream, before a graph is replayed",
         on_upgrade="still called on the forward stream, for graphs and eager forwards alike",
-    ),
-    Hook(
-        "sglang.srt.layers.attention.base_attn_backend.AttentionBackend.forward",
-        HookType.AFTER,
-        stream_wiring.leave_layer,
-        reason="the pool sees when a layer is first touched, not when its attention is queued",
-        on_upgrade="the covered backends still inherit it, have token_to_kv_pool, and get q, k, v "
-        "and the layer by position or by these names; within an op for compiled prefill",
     ),
     Hook(
         "sglang.srt.managers.scheduler.Scheduler.run_batch",

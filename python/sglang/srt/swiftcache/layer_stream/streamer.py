@@ -124,6 +124,17 @@ class LayerStreamer:
 
         return streamed
 
+    def wrap_attention(self, forward: Callable[..., Any], first_layer: int) -> Callable[..., Any]:
+        """An attention backend's forward, which leaves the layer that it was called for."""
+
+        @functools.wraps(forward)
+        def leaving(q: Any, k: Any, v: Any, layer: Any, *args: Any, **kwargs: Any) -> Any:
+            output = forward(q, k, v, layer, *args, **kwargs)
+            self.leave(layer.layer_id - first_layer)
+            return output
+
+        return leaving
+
     def enter(self, layer: int) -> None:
         """First touch of a layer; further calls for the same layer, or an earlier one, do nothing.
 

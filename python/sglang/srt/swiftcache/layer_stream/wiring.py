@@ -96,13 +96,14 @@ def attach_streamer(_: Any, runner: Any, *__: Any, **___: Any) -> None:
     runner.model.forward = pool.streamer.wrap_model(runner.model.forward)
 
 
-def leave_layer(
-    _: Any, backend: Any, q: Any, k: Any, v: Any, layer: Any, *__: Any, **___: Any
-) -> None:
-    """AttentionBackend.forward: a layer's attention is queued."""
-    streamer = getattr(getattr(backend, "token_to_kv_pool", None), "streamer", None)
+def follow_attention(_: Any, runner: Any) -> None:
+    """ModelRunner.init_attention_backends: the streamer hears when attention is queued."""
+    streamer = _streamer_of(runner)
     if streamer is not None:
-        streamer.leave(layer.layer_id - backend.token_to_kv_pool.start_layer)
+        # on the instance: the attention layers call it, in captures too
+        backend = runner.attn_backend
+        first_layer = runner.token_to_kv_pool.start_layer
+        backend.forward = streamer.wrap_attention(backend.forward, first_layer)
 
 
 def run_forward(original: Callable[..., Any], runner: Any, *args: Any, **kwargs: Any) -> Any:
