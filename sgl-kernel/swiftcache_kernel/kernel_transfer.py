@@ -27,14 +27,14 @@ class KernelTransfer(LayerTransfer):
     ) -> None:
         super().__init__(table, pages, pool)
         self._programs = programs
-        # By direction, made at first use: most transfers go one way.
-        self._launches: dict[bool, Launch] = {}
+        # By direction and number of layers, made at first use: most transfers need few of them.
+        self._launches: dict[tuple[bool, int], Launch] = {}
 
     def _move(self, layer: int, *, gather: bool) -> None:
-        launch = self._launches.get(gather)
+        launch = self._launches.get((gather, 1))
         if launch is None:
             pool = self.pool
-            launch = self._launches[gather] = bind_layer(
+            launch = self._launches[gather, 1] = bind_layer(
                 pool.layout,
                 pool.alignment_bytes,
                 self.blocks,
@@ -50,15 +50,17 @@ class KernelTransfer(LayerTransfer):
             self._move(first, gather=gather)
             return
         pool = self.pool
-        launch = bind_layers(
-            pool.layout,
-            pool.alignment_bytes,
-            self.blocks,
-            layers,
-            self._programs,
-            pool.device,
-            gather=gather,
-        )
+        launch = self._launches.get((gather, layers))
+        if launch is None:
+            launch = self._launches[gather, layers] = bind_layers(
+                pool.layout,
+                pool.alignment_bytes,
+                self.blocks,
+                layers,
+                self._programs,
+                pool.device,
+                gather=gather,
+            )
         launch(self.table, self.pages, self.blocks, pool.addresses, first, layers)
 
 

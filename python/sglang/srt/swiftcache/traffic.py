@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Iterator
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
@@ -44,25 +43,37 @@ class Traffic:
     def load_begins(self, blocks: np.ndarray) -> None:
         """``blocks``, ids int64 [n], are loaded for a request, from now on."""
         self._load_start_s = time.perf_counter()
-        self.count("load", blocks)
-        self.hit(blocks)
+        counts = self._by_donor(blocks)
+        self._count("load", counts)
+        self._hit(counts)
 
     def hit(self, blocks: np.ndarray) -> None:
         """A request's prefix lies in ``blocks``, ids int64 [n]; that alone moves no byte."""
-        names = self._tier.donor_names()
-        for key, count in _counts(self._tier.donor_of(blocks)):
-            name = names[key]
-            self.hit_blocks_by_donor[name] = self.hit_blocks_by_donor.get(name, 0) + count
+        self._hit(self._by_donor(blocks))
 
     def count(self, direction: Direction, blocks: np.ndarray) -> None:
         """``blocks``, ids int64 [n], are read or written whole."""
+        self._count(direction, self._by_donor(blocks))
+
+    def _hit(self, counts: dict[int, int]) -> None:
+        names = self._tier.donor_names()
+        for key, count in counts.items():
+            name = names[key]
+            self.hit_blocks_by_donor[name] = self.hit_blocks_by_donor.get(name, 0) + count
+
+    def _count(self, direction: Direction, counts: dict[int, int]) -> None:
         kinds, names = self._tier.link_kinds(), self._tier.donor_names()
-        for key, count in _counts(self._tier.donor_of(blocks)):
+        for key, count in counts.items():
             moved = count * self._block_bytes
             wire = _WIRES.get(kinds[key], "local") if self._on_gpu else "local"
             self.bytes_by_wire[wire][direction] += moved
             by_donor = self.bytes_by_donor.setdefault(names[key], dict.fromkeys(DIRECTIONS, 0))
             by_donor[direction] += moved
+
+    def _by_donor(self, blocks: np.ndarray) -> dict[int, int]:
+        """How many of them each donor has, by key."""
+        found, counts = np.unique(self._tier.donor_of(blocks), return_counts=True)
+        return dict(zip(found.tolist(), counts.tolist(), strict=True))
 
     def load_has_ended(self) -> None:
         """The load that was named last is over; on a GPU, its events say how long it took."""
@@ -74,8 +85,3 @@ class Traffic:
             "bytes_by_donor": {name: dict(moved) for name, moved in self.bytes_by_donor.items()},
             "hit_blocks_by_donor": dict(self.hit_blocks_by_donor),
         }
-
-
-def _counts(keys: np.ndarray) -> Iterator[tuple[int, int]]:
-    found, counts = np.unique(keys, return_counts=True)
-    return zip(found.tolist(), counts.tolist(), strict=True)
