@@ -136,12 +136,17 @@ class LayerStreamer:
         return leaving
 
     def enter(self, layer: int) -> None:
-        """First touch of a layer; further calls for the same layer, or an earlier one, do nothing.
+        """First touch of a layer; further calls for it, until it is left, do nothing.
 
-        Raises RuntimeError if a layer was left out: its tokens would never reach their blocks.
+        Raises RuntimeError if a layer was left out: its tokens would never reach their blocks. So
+        for one that was left: its set may hold another layer by now.
         """
-        if self._layer is None or layer <= self._layer:
+        if self._layer is None or self._left < layer == self._layer:
             return
+        if layer <= self._left:
+            raise RuntimeError(
+                f"layer {layer} was touched after its attention: the model uses it more than once"
+            )
         if layer != self._layer + 1:
             raise RuntimeError(f"layer {layer} was touched after {self._layer}: one was left out")
         self.leave(layer - 1)
