@@ -10,8 +10,8 @@ Layer l waits for gather l. Once its attention is queued, nothing of it is touch
 l brings its new tokens home, and gather l + 2 may overwrite its set behind that. Gathers and
 scatters have a stream each: a gather follows the one before it at once, without a look at what the
 forward does then. So it finds SMs before the attention does that waited for the same gather; the
-other way round all of its programs crowd on the few SMs that the attention has left free, at half
-the speed of the link.
+other way round all of its programs crowd on the few SMs that the attention has left free, at 60 %
+of the speed of the link.
 
 `enter(l)` is called at the first touch of layer l, by whatever touches it, and `leave(l)` after its
 attention. Waiting at the first read alone would be too late: most attention backends write the new
