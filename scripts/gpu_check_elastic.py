@@ -7,8 +7,9 @@
 process of its own on cuda:1, which is idle or streams at full rate; lends and takes back 1 GiB,
 with the pool at 1x and 10x and the layers at 1x and 2x. `page-major` (under four minutes): one
 server after the other with dummy weights of Qwen3-8B, on its default backend and with
---swiftcache-donate, nothing lent. Both print JSON and what was to be reached. `--device cpu
---lease 16MiB --pool 64MiB` tries the first out without a GPU, where its times tell nothing.
+--swiftcache-donate, nothing lent. Both print JSON and what was to be reached. With
+SWIFTCACHE_EXTENT_BYTES=16MiB, `--device cpu --lease 16MiB --pool 64MiB` tries the first out without
+a GPU, where its times tell nothing.
 """
 
 from __future__ import annotations

@@ -97,6 +97,21 @@ def test_copies_wait_for_no_more_than_they_must(gpu: Gpu) -> None:
         assert not gpu.ordered(f"set {layer + 1}", f"gather {layer + 2}")
 
 
+@pytest.mark.parametrize("again", [0, 1], ids=["an earlier layer", "this layer"])
+def test_a_layer_that_comes_again_after_its_attention_is_an_error(gpu: Gpu, again: int) -> None:
+    """Models that loop may: the set of the layer holds another one's pages then, or is about to."""
+    streaming = streamer()
+
+    def model() -> None:
+        for layer in (0, 1, again):
+            streaming.enter(layer)
+            streaming.leave(layer)
+
+    words = f"layer {again} was touched after its attention: the model uses it more than once"
+    with streaming.capturing(), pytest.raises(RuntimeError, match=words):
+        streaming.wrap_model(model)()
+
+
 def test_a_forward_without_a_plan_queues_nothing(gpu: Gpu) -> None:
     streaming = streamer()
 

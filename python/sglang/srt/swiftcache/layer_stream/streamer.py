@@ -10,8 +10,8 @@ Layer l waits for gather l. Once its attention is queued, nothing of it is touch
 l brings its new tokens home, and gather l + 2 may overwrite its set behind that. Gathers and
 scatters have a stream each: a gather follows the one before it at once, without a look at what the
 forward does then. So it finds SMs before the attention does that waited for the same gather; the
-other way round all of its programs crowd on the few SMs that the attention has left free, at half
-the speed of the link.
+other way round all of its programs crowd on the few SMs that the attention has left free, at 60 %
+of the speed of the link.
 
 `enter(l)` is called at the first touch of layer l, by whatever touches it, and `leave(l)` after its
 attention. Waiting at the first read alone would be too late: most attention backends write the new
@@ -136,12 +136,17 @@ class LayerStreamer:
         return leaving
 
     def enter(self, layer: int) -> None:
-        """First touch of a layer; further calls for the same layer, or an earlier one, do nothing.
+        """First touch of a layer; further calls for it, until it is left, do nothing.
 
-        Raises RuntimeError if a layer was left out: its tokens would never reach their blocks.
+        Raises RuntimeError if a layer was left out: its tokens would never reach their blocks. So
+        for one that was left: its set may hold another layer by now.
         """
-        if self._layer is None or layer <= self._layer:
+        if self._layer is None or self._left < layer == self._layer:
             return
+        if layer <= self._left:
+            raise RuntimeError(
+                f"layer {layer} was touched after its attention: the model uses it more than once"
+            )
         if layer != self._layer + 1:
             raise RuntimeError(f"layer {layer} was touched after {self._layer}: one was left out")
         self.leave(layer - 1)
