@@ -6,6 +6,8 @@ to move one is to copy bytes from an address to another.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import torch
 
 from swiftcache_kernel.arguments import check_device_type, check_pages
@@ -62,3 +64,11 @@ class PageMajorTransfer(LayerTransfer):
         block, page = self.table + offset, self._addresses + offset
         source, target = (block, page) if gather else (page, block)
         copy_blocks(source, target, block_bytes=layers * layout.layer_bytes)
+
+
+def compile_copies(pool: PageMajorBuffers, layers: Iterable[int]) -> None:
+    """Compile what transfers launch on a GPU that move so many layers at once, each number once."""
+    from swiftcache_kernel.triton_block_copy import bind_block_copy
+
+    for count in set(layers):
+        bind_block_copy(count * pool.layout.layer_bytes, 1, 1, pool.device)

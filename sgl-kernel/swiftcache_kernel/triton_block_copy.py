@@ -13,7 +13,7 @@ import torch
 import triton
 import triton.language as tl
 
-from swiftcache_kernel.launch import bind
+from swiftcache_kernel.launch import Launch, bind
 from swiftcache_kernel.layout import MAX_ALIGNMENT_BYTES
 from swiftcache_kernel.triton_kernels import PROGRAMS, STAGES, TILE_WORDS, WORDS
 
@@ -48,15 +48,23 @@ def copy_blocks(
     source: torch.Tensor, target: torch.Tensor, *, block_bytes: int, programs: int = PROGRAMS
 ) -> None:
     """Block i of `source` -> block i of `target`, in one launch of at most `programs` programs."""
+    launch = bind_block_copy(block_bytes, len(source), programs, source.device)
+    launch(source, target, len(source))
+
+
+def bind_block_copy(block_bytes: int, blocks: int, programs: int, device: torch.device) -> Launch:
+    """A launch that takes the addresses of `blocks` blocks, of their targets, and `blocks`.
+
+    Compiles on the first use of a size (a second).
+    """
     alignment = math.gcd(MAX_ALIGNMENT_BYTES, block_bytes)
     word_bytes = min(alignment, 8)
     block_words = block_bytes // word_bytes
     columns = min(TILE_WORDS, triton.next_power_of_2(block_words))
-    launch = bind(
+    return bind(
         copy_blocks_kernel,
         (torch.int64, torch.int64, 0),
         (block_words, WORDS[word_bytes], alignment, columns, STAGES),
-        programs=min(programs, len(source) * triton.cdiv(block_words, columns)),
-        device=source.device,
+        programs=min(programs, blocks * triton.cdiv(block_words, columns)),
+        device=device,
     )
-    launch(source, target, len(source))

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from sglang.srt.swiftcache import paths
+from sglang.srt.swiftcache import page_major_paths, paths
 from swiftcache_kernel import COPY_ENGINE, KERNEL, TWO_H200S, Path
 
 LAYER_BYTES = 64 << 10
@@ -108,3 +108,16 @@ def test_launches_of_a_load_move_each_layer_once_and_the_ends_alone(layers: int)
     if layers >= 28:
         assert list(launches.values())[:3] == [1, 1, 2]
         assert len(launches) <= layers / 4 + 6
+
+
+def test_no_load_or_store_of_pages_compiles_anything(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the scheduler's step: all sizes are compiled when the pool is made."""
+    compiled: list[int] = []
+    monkeypatch.setattr(
+        page_major_paths, "compile_copies", lambda _, layers: compiled.extend(layers)
+    )
+    layout = SimpleNamespace(layers=36)
+    buffers: Any = SimpleNamespace(device=torch.device("cuda"), layout=layout)
+    tier: Any = None
+    page_major_paths.PageMajorPaths(buffers, tier)
+    assert set(compiled) == {*paths.load_launches(36).values(), 36}

@@ -59,6 +59,14 @@ def _no_batch(running_batch: Any) -> Any:
     return NextBatchPlan(batch_to_run=None, running_batch=running_batch)
 
 
+def store_by_pages(original: Callable[[Any], bool], forward_batch: Any) -> bool:
+    """enable_fused_set_kv_buffer: not into pages. The kernels that rotate and store in one write
+    the tokens of a layer side by side."""
+    from sglang.srt.model_executor.forward_context import get_token_to_kv_pool
+
+    return getattr(get_token_to_kv_pool(), "page_map", None) is None and original(forward_batch)
+
+
 def leave_lent_out_of_usage(stats: Any, observer: Any) -> Any:
     """SchedulerPoolStatsObserver._get_token_info: of what is the server's own now."""
     held = getattr(observer.token_to_kv_pool_allocator, "held_tokens", 0)

@@ -80,6 +80,15 @@ HOOKS = (
         "which its kernels take from free_pages",
     ),
     Hook(
+        "sglang.srt.models.utils.enable_fused_set_kv_buffer",
+        HookType.AROUND,
+        donation_wiring.store_by_pages,
+        reason="models that rotate and store K in one kernel, as Qwen3-MoE does, do not ask how "
+        "the pool is laid out",
+        on_upgrade="still asked by such models, once for the kernel and once for save_kv_cache; "
+        "whether SGLang itself knows page-major pools there",
+    ),
+    Hook(
         "sglang.srt.mem_cache.pool_host.mha.get_mha_host_pool_cls",
         HookType.AROUND,
         tier_wiring.host_pool_class,

@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from swiftcache_kernel.page_major import PageMajorBuffers, PageMajorTransfer
+from sglang.srt.swiftcache.paths import load_launches
+from swiftcache_kernel.page_major import PageMajorBuffers, PageMajorTransfer, compile_copies
 from swiftcache_tier.receiver.tier import DonorTier
 
 
@@ -16,8 +17,12 @@ class PageMajorPaths:
     """
 
     def __init__(self, buffers: PageMajorBuffers, tier: DonorTier) -> None:
+        """Compiles what loads and stores launch (seconds, the first time on a machine)."""
         self._buffers = buffers
         self._tier = tier
+        if buffers.device.type == "cuda":
+            layers = buffers.layout.layers
+            compile_copies(buffers, [*load_launches(layers).values(), layers])
 
     def load(
         self, blocks: np.ndarray, pages: torch.Tensor, new_tokens: int
