@@ -6,6 +6,7 @@ import random
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -39,12 +40,18 @@ class Servers(NamedTuple):
     receiver: Server
 
 
-@pytest.fixture(scope="module", params=["fa3", "triton"])
+# A model with experts rotates and stores K in one kernel, where the pool's rows allow that.
+@pytest.fixture(
+    scope="module",
+    params=[("fa3", SHAPE), ("triton", SHAPE), ("fa3", replace(SHAPE, experts=4))],
+    ids=["fa3", "triton", "fa3-experts"],
+)
 def servers(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Servers]:
     folder = tmp_path_factory.mktemp("elastic")
-    model = build_tiny_model(folder / "model", SHAPE)
+    backend, shape = request.param
+    model = build_tiny_model(folder / "model", shape)
     runtime_dir = ("--swiftcache-runtime-dir", str(folder / "rt"))
     last = str(torch.cuda.device_count() - 1)
 
@@ -52,7 +59,7 @@ def servers(
         return Server(
             model,
             *("--dtype", "bfloat16", "--page-size", "16", "--random-seed", "1"),
-            *("--mem-fraction-static", "0.3", "--attention-backend", request.param),
+            *("--mem-fraction-static", "0.3", "--attention-backend", backend),
             *flags,
             tmp_path=folder,
             env={"SWIFTCACHE_LEND_QUIET_S": "0.2", "SWIFTCACHE_COLD_AFTER_S": "5"},

@@ -40,6 +40,8 @@ class TinyShape:
     intermediate: int = 128
     vocab: int = 512
     context: int = 8192
+    experts: int = 0
+    """Of each layer, two to a token (Qwen3-MoE); 0: one MLP for all (Qwen3)."""
 
 
 def build_tiny_model(folder: Path, shape: TinyShape | None = None, seed: int = 0) -> Path:
@@ -101,12 +103,23 @@ def _write_config(folder: Path, shape: TinyShape, pad: int, end: int) -> None:
         "eos_token_id": end,
         "pad_token_id": pad,
     }
+    if shape.experts:
+        config |= {
+            "architectures": ["Qwen3MoeForCausalLM"],
+            "model_type": "qwen3_moe",
+            "num_experts": shape.experts,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": shape.intermediate,
+            "norm_topk_prob": True,
+            "decoder_sparse_step": 1,
+            "mlp_only_layers": [],
+        }
     (folder / "config.json").write_text(json.dumps(config, indent=2))
     (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": end}))
 
 
 def _weights(shape: TinyShape, seed: int) -> dict[str, NDArray[np.float32]]:
-    """All parameters of ``Qwen3ForCausalLM`` under their checkpoint names, float32."""
+    """All parameters of the model under their checkpoint names, float32."""
     rng = np.random.default_rng(seed)
 
     def matrix(rows: int, columns: int) -> NDArray[np.float32]:
@@ -133,8 +146,15 @@ def _weights(shape: TinyShape, seed: int) -> dict[str, NDArray[np.float32]]:
             # Scaled queries make attention pick a few tokens instead of averaging over all.
             name + "self_attn.q_norm.weight": ones(shape.head_dim, scale=4.0),
             name + "self_attn.k_norm.weight": ones(shape.head_dim),
-            name + "mlp.gate_proj.weight": matrix(shape.intermediate, shape.hidden),
-            name + "mlp.up_proj.weight": matrix(shape.intermediate, shape.hidden),
-            name + "mlp.down_proj.weight": matrix(shape.hidden, shape.intermediate),
         }
+        mlps = [f"{name}mlp."]
+        if shape.experts:
+            weights[f"{name}mlp.gate.weight"] = matrix(shape.experts, shape.hidden)
+            mlps = [f"{name}mlp.experts.{expert}." for expert in range(shape.experts)]
+        for mlp in mlps:
+            weights |= {
+                mlp + "gate_proj.weight": matrix(shape.intermediate, shape.hidden),
+                mlp + "up_proj.weight": matrix(shape.intermediate, shape.hidden),
+                mlp + "down_proj.weight": matrix(shape.hidden, shape.intermediate),
+            }
     return weights
