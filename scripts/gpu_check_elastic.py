@@ -159,6 +159,8 @@ def _receiver(
     def ask(order: str) -> float:
         print(order, file=process.stdin, flush=True)
         assert process.stdout is not None
+        if not select.select([process.stdout], [], [], DEADLINE_S)[0]:
+            raise RuntimeError(f"the receiver has not answered {order!r} within {DEADLINE_S:g} s")
         line = process.stdout.readline()
         if not line:
             raise RuntimeError("the receiver has ended")
@@ -213,7 +215,8 @@ def _receive(spec: str, folder: str, device: str, block_bytes: int) -> None:
             used = None
             tier.poll()
         # Not by `status`, which looks at every extent and would keep the control thread waiting.
-        if wanted_bytes is not None and (tier.total_blocks + 1) * block_bytes > wanted_bytes:
+        # A block at either end may not lie wholly inside.
+        if wanted_bytes is not None and (tier.total_blocks + 2) * block_bytes > wanted_bytes:
             print(time.monotonic(), flush=True)
             wanted_bytes = None
         if not select.select([sys.stdin], [], [], 0)[0]:
