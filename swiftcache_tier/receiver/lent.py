@@ -11,6 +11,7 @@ from typing import NamedTuple
 from swiftcache_tier.control.complaints import Complaints
 from swiftcache_tier.control.messages import Offer, Reclaim
 from swiftcache_tier.extents import AddressRange, MapRequest
+from swiftcache_tier.extents.neighbours import runs_of
 from swiftcache_tier.lease import LeaseLedger, LeaseState, ReclaimAnswer
 
 logger = logging.getLogger(__name__)
@@ -98,7 +99,7 @@ class LentExtents:
         """
         end_s = time.monotonic() + self._slice_s
         unmapped: list[int] = []
-        for run in _runs(sorted(self._to_unmap)):
+        for run in runs_of(self._to_unmap, EXTENTS_PER_CALL):
             try:
                 self._address_range.unmap(self._place(run[0]), len(run) * self._extent_bytes)
             except OSError as error:
@@ -171,15 +172,3 @@ class LentExtents:
 
     def _place(self, slot: int) -> int:
         return self._offset_bytes + slot * self._extent_bytes
-
-
-def _runs(slots: Sequence[int]) -> Iterator[list[int]]:
-    """Cut ascending `slots` into runs of neighbours, of `EXTENTS_PER_CALL` at most."""
-    run: list[int] = []
-    for slot in slots:
-        if run and (slot != run[-1] + 1 or len(run) == EXTENTS_PER_CALL):
-            yield run
-            run = []
-        run.append(slot)
-    if run:
-        yield run

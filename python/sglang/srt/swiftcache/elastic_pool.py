@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import logging
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -14,6 +14,7 @@ from sglang.srt.mem_cache.memory_pool import PageMajorMHATokenToKVPool
 from swiftcache_tier.blocks.meu import donor_extent
 from swiftcache_tier.blocks.page_map import PageMap
 from swiftcache_tier.errors import SwiftCacheError
+from swiftcache_tier.extents.neighbours import runs_of
 from swiftcache_tier.extents.pool_memory import PoolMemory, granularity_bytes
 from swiftcache_tier.settings import Settings
 from swiftcache_tier.sizes import format_size
@@ -77,7 +78,7 @@ class ElasticKVPool(PageMajorMHATokenToKVPool):
     def zero_extents(self, slots: Iterable[int]) -> None:
         """Queue zeros for whole extents on the current stream; neighbours take one kernel."""
         size = self.page_map.extent_bytes
-        for run in _runs(slots):
+        for run in runs_of(slots):
             self._raw[run.start * size : run.stop * size].zero_()
 
     def _note_addresses(self) -> None:
@@ -145,19 +146,6 @@ class _CudaBytes:
             "strides": None,
             "version": 3,
         }
-
-
-def _runs(slots: Iterable[int]) -> Iterator[range]:
-    """Neighbours among `slots` together, in order."""
-    run = range(0)
-    for slot in sorted(slots):
-        if slot != run.stop:
-            if run:
-                yield run
-            run = range(slot, slot)
-        run = range(run.start, slot + 1)
-    if run:
-        yield run
 
 
 def _tensor_over(address: int, size_bytes: int, device: str) -> torch.Tensor:
