@@ -66,12 +66,15 @@ class PathChooser:
             # Waits for the forward in flight, behind which SGLang has taken the pages: that is more
             # than the copy engine saves.
             runs = self._runs(blocks, addresses, pages.cpu().numpy())
+        if runs is not None:
+            only = layer_transfer(table, pages, self._buffers, path=COPY_ENGINE, runs=runs)
+            return only, only
         spares_forward = (False, new_tokens >= FORWARD_TO_SPARE_TOKENS)
-        paths = [self._choose(len(blocks), runs, spares) for spares in spares_forward]
-        first = layer_transfer(table, pages, self._buffers, path=paths[0], runs=runs)
+        paths = [self._kernel(len(blocks), spares) for spares in spares_forward]
+        first = layer_transfer(table, pages, self._buffers, path=paths[0])
         if paths[1] == paths[0]:
             return first, first
-        return first, layer_transfer(table, pages, self._buffers, path=paths[1], runs=runs)
+        return first, layer_transfer(table, pages, self._buffers, path=paths[1])
 
     def store(
         self, blocks: np.ndarray, pages: torch.Tensor, host_pages: np.ndarray
@@ -108,21 +111,18 @@ class PathChooser:
         return find_runs(addresses, host_pages, block_bytes, self._tier.donor_of(blocks))
 
     def _store_path(self, blocks: int, runs: Runs | None) -> Path:
-        if runs is not None and blocks >= STORED_RUN_BLOCKS_MIN * len(runs):
+        if runs is not None and (
+            self._io_backend == "copy" or blocks >= STORED_RUN_BLOCKS_MIN * len(runs)
+        ):
             return COPY_ENGINE
-        return self._choose(blocks, runs if self._io_backend == "copy" else None, True)
+        return self._kernel(blocks, True)
 
-    def _choose(self, blocks: int, runs: Runs | None, compute_running: bool) -> Path:
-        if self._io_backend == "copy" and runs is not None:
-            return COPY_ENGINE
+    def _kernel(self, blocks: int, compute_running: bool) -> Path:
+        """With how many programs."""
         if self._io_backend != "auto":
             return KERNEL
-        return self._table.choose(
-            blocks,
-            None if runs is None else len(runs),
-            self._buffers.layout.layer_bytes,
-            compute_running,
-        )
+        layer_bytes = self._buffers.layout.layer_bytes
+        return self._table.choose(blocks, None, layer_bytes, compute_running)
 
 
 def load_launches(layers: int) -> dict[int, int]:
