@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import replace
-from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import pytest
 import torch
+from e2e.test_elastic import donation, prompt
 from e2e.test_restored_identity_gpu import PROMPT_TOKENS, SHAPE, Answer, ask
 
 from support.processes import wait_until
@@ -86,27 +85,17 @@ def servers(
         yield found
 
 
-def prompt(tokens: int, seed: int) -> list[int]:
-    rng = random.Random(seed)
-    return [rng.randrange(10, 500) for _ in range(tokens)]
-
-
-def lent_bytes(lender: Server) -> int:
-    state: dict[str, Any] = lender.swiftcache()["donation"]
-    return int(state["lent_bytes"])
-
-
 def assert_same(found: Answer, expected: Answer) -> None:
     assert found.output_ids == expected.output_ids
     assert found.logprobs == pytest.approx(expected.logprobs, abs=TOLERANCE)
 
 
 def test_both_say_what_they_say_alone_while_memory_is_lent_used_and_taken_back(
-    servers: Servers, tmp_path: Path
+    servers: Servers,
 ) -> None:
     stock, lender, receiver = servers
     room = 3 * PROMPT_TOKENS * TOKEN_BYTES
-    wait_until(lambda: lent_bytes(lender) > room, DEADLINE_S, "room for three prompts is lent")
+    wait_until(lambda: donation(lender)["lent_bytes"] > room, DEADLINE_S, "three prompts have room")
     wanted = prompt(PROMPT_TOKENS, 7)
     cold = ask(receiver, wanted)
     assert_same(cold, ask(stock, wanted))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -40,6 +42,17 @@ def page_size(request: pytest.FixtureRequest) -> int:
 def filled(tree: Tree, kinds: int, pages: int = 8) -> None:
     for kind in range(kinds):
         assert tree.run(prompt(kind, pages, tree.page_size)) is not None
+
+
+@contextmanager
+def slow_tree(policy: str) -> Iterator[tuple[Tree, SlowStreams]]:
+    """Has computed one prompt; nothing of it is stored before a stream goes on."""
+    streams = SlowStreams()
+    with streams.in_place():
+        tree = Tree(4, pages=16, policy=policy, streams=streams)
+        tree.tier.join(1, extents=64)
+        filled(tree, kinds=1)
+        yield tree, streams
 
 
 def test_a_prefix_evicted_from_the_device_comes_back_from_donors(page_size: int) -> None:
@@ -87,11 +100,7 @@ def test_the_nodes_of_a_step_are_stored_by_one_operation() -> None:
 
 
 def test_a_store_begins_when_its_pages_are_known_and_holds_its_node_till_then() -> None:
-    streams = SlowStreams()
-    with streams.in_place():
-        tree = Tree(4, pages=16, policy="write_through", streams=streams)
-        tree.tier.join(1, extents=64)
-        filled(tree, kinds=1)
+    with slow_tree(policy="write_through") as (tree, streams):
         for _ in range(3):
             tree.cache.check_hicache_events()
         assert tree.cache.stores.waiting > 0
@@ -111,11 +120,7 @@ def test_a_store_begins_when_its_pages_are_known_and_holds_its_node_till_then() 
 
 
 def test_write_back_waits_for_the_stores_of_what_it_evicts() -> None:
-    streams = SlowStreams()
-    with streams.in_place():
-        tree = Tree(4, pages=16, policy="write_back", streams=streams)
-        tree.tier.join(1, extents=64)
-        filled(tree, kinds=1)
+    with slow_tree(policy="write_back") as (tree, streams):
         tree.cache.evict(EvictParams(num_tokens=16 * 4))
         assert streams.schedule.done == streams.schedule.end
         assert all(node.value is None for node in tree.nodes())
@@ -125,11 +130,7 @@ def test_write_back_waits_for_the_stores_of_what_it_evicts() -> None:
 
 
 def test_a_flush_forgets_stores_that_have_not_begun() -> None:
-    streams = SlowStreams()
-    with streams.in_place():
-        tree = Tree(4, pages=16, policy="write_through", streams=streams)
-        tree.tier.join(1, extents=64)
-        filled(tree, kinds=1)
+    with slow_tree(policy="write_through") as (tree, streams):
         tree.cache.check_hicache_events()
         assert tree.cache.stores.waiting > 0
         tree.cache.reset()
@@ -487,11 +488,7 @@ def test_a_corrupted_block_is_seen_by_these_tests() -> None:
 
 def test_a_store_that_is_thought_done_too_early_is_seen_by_these_tests() -> None:
     """The control for what follows: bytes are moved no sooner than somebody waits for them."""
-    streams = SlowStreams()
-    with streams.in_place():
-        tree = Tree(4, pages=16, policy="write_through", streams=streams)
-        tree.tier.join(1, extents=64)
-        filled(tree, kinds=1)
+    with slow_tree(policy="write_through") as (tree, streams):
         tree.cache.check_hicache_events()
         streams.synchronize()
         tree.cache.check_hicache_events()

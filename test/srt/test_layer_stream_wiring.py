@@ -48,7 +48,7 @@ def runner(streamer: Streamer) -> Any:
     return SimpleNamespace(model_runner=SimpleNamespace(token_to_kv_pool=pool))
 
 
-def test_without_a_window_attention_stays_the_class_s(runner: Any) -> None:
+def test_without_a_window_attention_stays_the_class_s() -> None:
     stock = SimpleNamespace(token_to_kv_pool=object(), attn_backend=object())
     wiring.follow_attention(None, stock)  # has no attribute `forward` to be read
 
