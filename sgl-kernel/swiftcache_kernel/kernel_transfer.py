@@ -69,8 +69,8 @@ def compile_kernels(pool: PoolBuffers) -> None:
 
     Some seconds the first time on a machine, then the time to read Triton's cache.
     """
+    of_pool = pool.layout, pool.alignment_bytes
     for programs in (FEW_PROGRAMS, FEW_PROGRAMS + 1):
         for gather in (True, False):
-            of_pool = pool.layout, pool.alignment_bytes
             bind_layer(*of_pool, 1, programs, pool.device, gather=gather)
             bind_layers(*of_pool, 1, 1, programs, pool.device, gather=gather)

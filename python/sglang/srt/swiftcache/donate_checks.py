@@ -212,10 +212,10 @@ def turn_page_major_on(args: Any) -> bool:
 
 def _default_backend(device: str) -> str:
     """SGLang's own choice where it can read the layout."""
-    from sglang.srt.utils import is_hopper_with_cuda_12_3
-
     if device == "cpu":
         return CPU_BACKEND
+    from sglang.srt.utils import is_hopper_with_cuda_12_3
+
     return "fa3" if is_hopper_with_cuda_12_3() else "triton"
 
 
