@@ -27,8 +27,8 @@ ENVIRONMENT = {
     "SWIFTCACHE_EXTENT_BYTES": "64KiB",
     "SWIFTCACHE_HEARTBEAT_S": "0.1",
     "SWIFTCACHE_LEND_QUIET_S": "0.2",
-    # Long against what a busy machine makes of a short request.
-    "SWIFTCACHE_COLD_AFTER_S": "5",
+    # Long against what a busy machine makes of a few short requests.
+    "SWIFTCACHE_COLD_AFTER_S": "15",
     "SWIFTCACHE_COLD_SCAN_S": "0.1",
     "SWIFTCACHE_TAKE_BACK_WAIT_S": "30",
     "SWIFTCACHE_RECLAIM_DEADLINE_S": "30",
@@ -123,14 +123,24 @@ def test_an_idle_server_lends_down_to_its_high_mark(lender: Server) -> None:
 
 
 def test_load_takes_memory_back_before_anything_is_evicted_or_retracted(lender: Server) -> None:
-    with borrow(lender) as borrower:
+    with borrow(lender) as borrower, ThreadPoolExecutor(1) as sender:
         wait_for_bytes(borrower, int(0.65 * POOL_BYTES))
         filled = borrower.fill()
         kept = prompt(400, seed=1)
         lender.generate(kept, 4)
-        before = donation(lender)["take_backs"]
-        lender.generate([prompt(600, seed) for seed in range(2, 5)], 24)
-        assert donation(lender)["take_backs"] > before
+        before = donation(lender)
+        borrower.vacating = False
+        # One fits into what is left; beside another one, what is kept would have to go.
+        several = [prompt(600, seed) for seed in range(2, 5)]
+        answers = sender.submit(lender.generate, several, 24)
+        wait_until(
+            lambda: donation(lender)["held_steps"] > before["held_steps"],
+            DEADLINE_S,
+            "the others wait for memory",
+        )
+        borrower.vacating = True
+        assert len(answers.result(DEADLINE_S)) == 3
+        assert donation(lender)["take_backs"] > before["take_backs"]
         assert 0 < borrower.lost_blocks <= filled
         borrower.check()
         (again,) = lender.generate(kept, 4)

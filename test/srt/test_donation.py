@@ -142,6 +142,12 @@ class World:
         self.now_s += after_s
         self.donation.step(self.batch)
 
+    def holds(self, request: Any, reserved: int = 0) -> bool:
+        """Whether the request is not admitted; ``reserved``: for what was admitted before it."""
+        tree = self.tree
+        left = tree.allocator.available_size() + tree.cache.evictable_size() - reserved
+        return self.donation.holds_prefill(SimpleNamespace(rem_total_tokens=left), request)
+
     def lend_all(self) -> int:
         self.step()
         assert self.donor.theirs
@@ -235,7 +241,23 @@ def test_the_queues_head_is_enough_to_take_back(world: World) -> None:
     world.scheduler.waiting_queue = [request(40 * PAGE_TOKENS, 8)]
     world.step()
     assert world.donor.aimed[-1] < lent
-    assert world.donation.holds_prefill(world.batch), "it waits rather than evict"
+    assert world.holds(world.scheduler.waiting_queue[0]), "it waits rather than evict"
+
+
+def test_a_request_behind_one_that_fits_waits_rather_than_have_hot_prefixes_evicted(
+    world: World,
+) -> None:
+    world.lend_all()
+    assert world.tree.run(list(range(10 * PAGE_TOKENS)))
+    first, second = (request(12 * PAGE_TOKENS, 8) for _ in range(2))
+    world.scheduler.waiting_queue = [first, second]
+    world.step()
+    assert not world.holds(first)
+    admitted = 15 * PAGE_TOKENS  # its prompt, its answer and the page that is SGLang's margin
+    assert world.holds(second, reserved=admitted)
+    world.donor.give_back(len(world.donor.theirs) - world.donor.aimed[-1])
+    world.step()
+    assert not world.holds(second, reserved=admitted)
 
 
 def test_what_comes_back_reopens_admission_and_is_zeroed(world: World) -> None:
@@ -249,7 +271,7 @@ def test_what_comes_back_reopens_admission_and_is_zeroed(world: World) -> None:
     world.step(after_s=0.01)
     assert not world.batch.batch_is_full
     assert not world.tree.pool.raw_pages[pages].any()
-    assert not world.donation.holds_prefill(world.batch)
+    assert not world.holds(world.scheduler.waiting_queue[0])
     assert world.tree.allocator.available_size() >= 40 * PAGE_TOKENS
     assert world.donation.status()["take_backs"] == 1
     assert world.donation.status()["take_back_seconds"] == pytest.approx(0.01)
@@ -260,9 +282,9 @@ def test_nobody_is_waited_for_longer_than_the_setting(world: World) -> None:
     world.lend_all()
     world.scheduler.waiting_queue = [request(40 * PAGE_TOKENS, 8)]
     world.step()
-    assert world.donation.holds_prefill(world.batch)
+    assert world.holds(world.scheduler.waiting_queue[0])
     world.step(after_s=1.1)
-    assert not world.donation.holds_prefill(world.batch)
+    assert not world.holds(world.scheduler.waiting_queue[0])
 
 
 def test_a_decode_step_waits_rather_than_evict_or_retract(world: World) -> None:
@@ -286,9 +308,10 @@ def test_a_server_that_waits_goes_on_giving_back_to_others(world: World) -> None
     world.scheduler.enable_hierarchical_cache = True
     polls: list[bool] = []
     world.tree.cache.check_hicache_events = lambda: polls.append(True)  # type: ignore[attr-defined]
-    world.scheduler.waiting_queue = [request(40 * PAGE_TOKENS, 8)]
+    world.tree.run(list(range(31 * PAGE_TOKENS)))
+    world.batch = Batch(requests=2, new_tokens=PAGE_TOKENS)
     world.step()
-    assert world.donation.holds_prefill(world.batch)
+    assert world.donation.holds_decode(world.batch, last_batch=None)
     assert polls == [True]
 
 
@@ -299,7 +322,7 @@ def test_the_engines_own_cold_prefixes_go_before_lent_memory(world: World) -> No
     world.scheduler.waiting_queue = [request(4 * PAGE_TOKENS, 4)]
     world.step(after_s=2.0)
     assert world.donor.aimed == [], "the cold pages are enough"
-    assert not world.donation.holds_prefill(world.batch)
+    assert not world.holds(world.scheduler.waiting_queue[0])
 
 
 def test_after_a_take_back_it_is_quiet_for_a_while(world: World) -> None:

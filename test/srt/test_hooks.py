@@ -66,7 +66,9 @@ def test_without_donors_sglang_builds_its_own_host_pool(monkeypatch: pytest.Monk
 
 
 def test_without_donors_the_other_hooks_change_nothing() -> None:
-    scheduler = SimpleNamespace(tree_cache=object(), _engine_paused=True)
+    scheduler = SimpleNamespace(
+        tree_cache=object(), token_to_kv_pool_allocator=object(), _engine_paused=True
+    )
     tier_wiring.follow_donors_while_paused(None, scheduler, [])
     output = SimpleNamespace(internal_state={})
     tier_wiring.add_state(output, scheduler, None)

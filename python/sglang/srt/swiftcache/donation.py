@@ -19,7 +19,6 @@ from sglang.srt.swiftcache.elastic_pool import ElasticKVPool
 from sglang.srt.swiftcache.forward_fence import ForwardFence
 from sglang.srt.swiftcache.request_needs import (
     tokens_needed,
-    tokens_of_running,
     tokens_of_waiting,
 )
 from swiftcache_tier.donor.elastic import ElasticDonor
@@ -73,6 +72,7 @@ class Donation:
         self._allocator: ElasticAllocator = scheduler.token_to_kv_pool_allocator
         self._pool: ElasticKVPool = self._allocator.get_kvcache()
         self._map = self._pool.page_map
+        self._allocator.donation = self
         self._fence = ForwardFence(scheduler.forward_stream, self._allocator.device)
         self._compactor = Compactor(
             scheduler.tree_cache, self._allocator, self._fence, settings.compact_bytes_per_step
@@ -137,15 +137,17 @@ class Donation:
         needed = running_batch.new_tokens_required_next_decode()
         return self._hold(needed > self._allocator.available_size() + self._cold_now())
 
-    def holds_prefill(self, running_batch: Any) -> bool:
-        """Whether the head of the queue waits for memory on its way back, rather than evict."""
-        scheduler = self._scheduler
-        if not self._awaits() or scheduler.chunked_req or not scheduler.waiting_queue:
+    def holds_prefill(self, adder: Any, request: Any) -> bool:
+        """Whether a request waits for memory on its way back, rather than have what is hot evicted.
+
+        ``adder``: SGLang's PrefillAdder, whose ``rem_total_tokens`` are free or evictable, and not
+        reserved for those that run or were admitted before.
+        """
+        if not self._awaits():
             return False
-        ratio = scheduler.new_token_ratio_tracker.current
-        needed = tokens_of_waiting(scheduler.waiting_queue[0], self._allocator.page_size)
-        needed += tokens_of_running(running_batch.reqs, ratio)
-        return self._hold(needed > self._allocator.available_size() + self._cold_now())
+        hot = self._scheduler.tree_cache.evictable_size() - self._cold_now()
+        needed = tokens_of_waiting(request, self._allocator.page_size)
+        return self._hold(needed >= adder.rem_total_tokens - hot)
 
     def close(self) -> None:
         """Ask everything back and end; what is not back in time stays with its receivers."""

@@ -13,9 +13,9 @@ if TYPE_CHECKING:
     from sglang.srt.swiftcache.donation import Donation
 
 
-def donation_of(scheduler: Any) -> Donation | None:
-    """What the scheduler lends of its own memory; None if it does not."""
-    return getattr(scheduler, "swiftcache_donation", None)
+def donation_of(allocates: Any) -> Donation | None:
+    """What a scheduler, or what it admits by, lends of its own memory; None if it does not."""
+    return getattr(allocates.token_to_kv_pool_allocator, "donation", None)
 
 
 def serve_as_donor(original: Callable[[Any], None], scheduler: Any) -> None:
@@ -26,11 +26,11 @@ def serve_as_donor(original: Callable[[Any], None], scheduler: Any) -> None:
     from sglang.srt.swiftcache.donation import Donation
 
     with one_line_exit():
-        scheduler.swiftcache_donation = Donation(scheduler)
+        donation = Donation(scheduler)
     try:
         original(scheduler)
     finally:
-        scheduler.swiftcache_donation.close()
+        donation.close()
 
 
 def lend_and_take_back(
@@ -41,22 +41,22 @@ def lend_and_take_back(
     if donation is not None:
         donation.step(running_batch)
         if donation.holds_decode(running_batch, last_batch):
-            return _no_batch(running_batch)
+            from sglang.srt.managers.schedule_batch import NextBatchPlan
+
+            return NextBatchPlan(batch_to_run=None, running_batch=running_batch)
     return original(scheduler, running_batch=running_batch, last_batch=last_batch)
 
 
-def hold_admission(original: Callable[..., Any], scheduler: Any, running_batch: Any) -> Any:
-    """Scheduler.get_new_batch_prefill: no prefill that memory is awaited for."""
-    donation = donation_of(scheduler)
-    if donation is not None and donation.holds_prefill(running_batch):
-        return _no_batch(running_batch)
-    return original(scheduler, running_batch)
+def hold_admission(
+    original: Callable[..., Any], adder: Any, request: Any, *args: Any, **kwargs: Any
+) -> Any:
+    """PrefillAdder.add_one_req: no prefill that memory is awaited for, nor any behind it."""
+    donation = donation_of(adder)
+    if donation is not None and donation.holds_prefill(adder, request):
+        from sglang.srt.managers.schedule_policy import AddReqResult
 
-
-def _no_batch(running_batch: Any) -> Any:
-    from sglang.srt.managers.schedule_batch import NextBatchPlan
-
-    return NextBatchPlan(batch_to_run=None, running_batch=running_batch)
+        return AddReqResult.OTHER
+    return original(adder, request, *args, **kwargs)
 
 
 def store_by_pages(original: Callable[[Any], bool], forward_batch: Any) -> bool:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import torch
 from sglang.srt.mem_cache.allocator.paged import PagedTokenToKVPoolAllocator
@@ -22,6 +24,7 @@ class ElasticAllocator(PagedTokenToKVPoolAllocator):
     def __init__(self, stock: PagedTokenToKVPoolAllocator, pool: ElasticKVPool) -> None:
         """Takes the place of ``stock``, from which nothing has been allocated."""
         self.page_map = pool.page_map
+        self.donation: Any = None  # the ``Donation`` that decides what is lent
         super().__init__(
             stock.size, stock.page_size, stock.dtype, stock.device, pool, need_sort=True
         )

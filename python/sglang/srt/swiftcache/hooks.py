@@ -265,11 +265,12 @@ HOOKS = (
         "a plan without a batch does to the event loops",
     ),
     Hook(
-        "sglang.srt.managers.scheduler.Scheduler.get_new_batch_prefill",
+        "sglang.srt.managers.schedule_policy.PrefillAdder.add_one_req",
         HookType.AROUND,
         donation_wiring.hold_admission,
-        reason="the head of the queue waits for memory on its way back, rather than evict",
-        on_upgrade="still the only way to a prefill batch, and may return a plan without one",
+        reason="a request waits for memory on its way back, rather than have a hot prefix evicted",
+        on_upgrade="still asked of each request before it is admitted; after OTHER the queue stays "
+        "as it is, and open; rem_total_tokens still counts all that is evictable",
     ),
     Hook(
         "sglang.srt.managers.scheduler_components.pool_stats_observer"
