@@ -141,15 +141,36 @@ def test_a_flush_forgets_stores_that_have_not_begun() -> None:
     tree.check()
 
 
-def test_to_evict_what_has_a_copy_does_not_wait_for_the_gpu(page_size: int) -> None:
+@pytest.mark.parametrize("copies", [True, False])
+def test_to_evict_does_not_wait_for_the_gpu_and_frees_all_nodes_at_once(
+    page_size: int, copies: bool
+) -> None:
     tree = Tree(page_size, pages=16, policy="write_through")
-    tree.tier.join(1, extents=64)
-    filled(tree, kinds=2, pages=7)
+    if copies:
+        tree.tier.join(1, extents=64)
+    filled(tree, kinds=2, pages=6)
     tree.cache.check_hicache_events()
-    with mock.patch.object(tree.allocator, "free", side_effect=AssertionError("this waits")):
-        tree.cache.evict(EvictParams(num_tokens=16 * page_size))
+    assert len(tree.nodes()) > 1
+    assert all(node.backuped == copies for node in tree.nodes())
+    waits = mock.patch("torch.unique", side_effect=AssertionError("its size is the GPU's to know"))
+    release = tree.allocator._release_page_ids
+    with waits, mock.patch.object(tree.allocator, "_release_page_ids", wraps=release) as released:
+        assert tree.cache.evict(EvictParams(num_tokens=16 * page_size)).num_tokens_evicted
+    assert released.call_count == 1
     assert tree.allocator.available_size() == tree.tokens_total
+    assert tree.run(prompt(0, 6, page_size)) == (6 * page_size if copies else 0)
     tree.check()
+
+
+def test_to_evict_among_other_frees_leaves_them_to_the_end_of_their_group() -> None:
+    tree = Tree(4, pages=16, policy="write_through")
+    filled(tree, kinds=1)
+    slots = tree.allocator.alloc(16)
+    tree.allocator.free_group_begin()
+    tree.allocator.free(slots)
+    tree.cache.evict(EvictParams(num_tokens=16 * 4))
+    tree.allocator.free_group_end()
+    assert tree.allocator.available_size() == tree.tokens_total
 
 
 def test_a_load_is_told_what_its_requests_compute_themselves() -> None:
@@ -502,6 +523,52 @@ def test_a_store_that_is_thought_done_too_early_is_seen_by_these_tests() -> None
             tree.run(prompt(0, 8, 4))
 
 
+@contextmanager
+def tree_beside_a_forward(decoded: int) -> Iterator[tuple[Tree, SlowStreams, list[int]]]:
+    """A prompt lies on donors alone, and a request has ended with ``decoded`` tokens, of which the
+    last is still computed. Its tokens come, too."""
+    with slow_tree(policy="write_through") as (tree, streams):
+        for _ in range(4):
+            tree.cache.check_hicache_events()
+            streams.synchronize()
+        tree.cache.evict(EvictParams(num_tokens=16 * 4))
+        assert all(node.evicted for node in tree.nodes())
+        ending = tree.start(prompt(1, 3, 4))
+        assert ending is not None
+        decode = [5] * decoded
+        assert tree.finish_beside_a_forward(ending, decode)
+        yield tree, streams, [*ending.tokens, *decode]
+
+
+def test_a_load_comes_after_what_a_forward_in_flight_writes_into_freed_pages() -> None:
+    with tree_beside_a_forward(decoded=3) as (tree, streams, _):
+        (freed,) = {int(page) for page in tree.allocator.free_pages[:1]}
+        request = tree.start(prompt(0, 8, 4))
+        assert request is not None
+        assert request.cached == 32
+        assert freed * 4 in request.slots[8:].tolist(), "the page is loaded into"
+        tree.cache.cache_controller.load_stream.synchronize()  # as early as it may
+        streams.synchronize()
+        tree.finish(request)
+        assert tree.run(prompt(0, 8, 4)) == 32
+        tree.check()
+
+
+def test_a_store_comes_after_what_a_forward_in_flight_writes_of_an_ended_request() -> None:
+    """The engine is paused, so nobody looks at what the forward has computed."""
+    with tree_beside_a_forward(decoded=4) as (tree, streams, tokens):
+        for _ in range(2):
+            streams.schedule.synchronize()
+            tree.cache.check_hicache_events()
+        tree.cache.cache_controller.write_stream.synchronize()  # as early as it may
+        for _ in range(2):
+            streams.synchronize()
+            tree.cache.check_hicache_events()
+        tree.cache.evict(EvictParams(num_tokens=16 * 4))
+        assert tree.run(tokens) == 16
+        tree.check()
+
+
 class TreeMachine(RuleBasedStateMachine):
     """Requests, aborts, evictions, flushes; donors that join, ask back, lend again and end."""
 
@@ -555,6 +622,13 @@ class TreeMachine(RuleBasedStateMachine):
     def end(self, abort: bool) -> None:
         request = self.running.pop(0)
         (self.tree.abort if abort else self.tree.finish)(request)
+
+    @precondition(lambda self: self.running)
+    @rule(decoded=st.integers(1, 4))
+    def end_beside_a_forward(self, decoded: int) -> None:
+        decode = [200] * min(decoded, self.tree.page_size)
+        if self.tree.finish_beside_a_forward(self.running[0], decode):
+            self.running.pop(0)
 
     @rule(key=st.integers(1, 3), extents=st.integers(1, 6))
     def join(self, key: int, extents: int) -> None:
@@ -666,9 +740,9 @@ class SlowTreeMachine(SlowLife, TreeMachine):
         scheduler = SimpleNamespace(tree_cache=self.tree.cache, _engine_paused=True)
         tier_wiring.follow_donors_while_paused(None, scheduler, [])
 
-    @rule(kind=st.integers(0, 5), pages=st.integers(3, 9))
-    def load(self, kind: int, pages: int) -> None:
-        """Begin to load what lies on donors alone by now."""
+    @rule(kind=st.integers(0, 5), pages=st.integers(3, 9), decoded=st.integers(0, 4))
+    def load(self, kind: int, pages: int, decoded: int) -> None:
+        """Begin to load what lies on donors alone by now, where another request has just ended."""
         tokens = prompt(kind, pages, self.tree.page_size)
         for _ in range(2):  # the second time for the policy that stores what was hit
             self.tree.run(tokens)
@@ -677,6 +751,8 @@ class SlowTreeMachine(SlowLife, TreeMachine):
             self.streams.synchronize()
         self.tree.cache.check_hicache_events()
         self.tree.cache.evict(EvictParams(num_tokens=self.tree.tokens_total))
+        if self.running and decoded:
+            self.end_beside_a_forward(decoded)
         self.request(kind, pages, tail=0)
 
     @rule(key=st.integers(1, 3), lost=st.booleans())

@@ -10,6 +10,7 @@ from types import SimpleNamespace
 import pytest
 from sglang.srt.mem_cache.pool_host.mha import MHATokenToKVPoolHost
 from sglang.srt.plugins import load_plugins
+from sglang.srt.plugins.hook_registry import HookType
 
 from sglang.srt.swiftcache import SGLANG_VERSION, hooks, startup_check, tier_wiring
 from swiftcache_tier.errors import SwiftCacheError
@@ -63,6 +64,12 @@ def test_without_donors_sglang_builds_its_own_host_pool(monkeypatch: pytest.Monk
     assert hiradix_cache.get_mha_host_pool_cls(pool) is MHATokenToKVPoolHost
     args.swiftcache_donors = []
     assert hiradix_cache.get_mha_host_pool_cls(pool).__name__ == "DonorKVCache"
+
+
+def test_no_function_has_two_hooks_around_it() -> None:
+    """Of which SGLang would warn every user, whatever the flags."""
+    around = [hook.target for hook in hooks.HOOKS if hook.kind is HookType.AROUND]
+    assert len(set(around)) == len(around)
 
 
 def test_without_donors_the_other_hooks_change_nothing() -> None:

@@ -133,6 +133,7 @@ class Tree:
         self.cache.load_back_threshold = 1
         if streams is not None:
             streams.slow_down(self.cache.tier_pool)
+            self.cache._scheduler = SimpleNamespace(forward_stream=streams.forward)
 
     # -- a request ----------------------------------------------------------------------------
 
@@ -211,6 +212,33 @@ class Tree:
         result = self.cache.insert(InsertParams(key=key, value=request.slots))
         self.allocator.free(request.slots[request.cached : result.prefix_len])
         self.cache.dec_lock_ref(request.last_node)
+
+    def finish_beside_a_forward(self, request: Running, tokens: Sequence[int]) -> bool:
+        """Decode some more tokens and end, while the KV of the last one is still computed.
+
+        As under SGLang's overlap: when it sees that a request has ended, the next forward has been
+        launched with it. Fewer than a page of ``tokens`` leave a page that is freed meanwhile, a
+        whole page goes into the tree. False, and the request goes on, if there is no page for them.
+        """
+        assert 0 < len(tokens) <= self.page_size
+        self._await(request.computed)
+        page = self._fresh(self.page_size)
+        if page is None:
+            return False
+        everything = [*request.tokens, *tokens]
+        last = len(everything) - 1
+        self.write_content(everything[:last], len(request.tokens), page[: len(tokens) - 1])
+        self._launch(lambda: self.write_content(everything, last, page[len(tokens) - 1 :][:1]), -1)
+        slots = torch.cat([request.slots, page])
+        whole = len(everything) // self.page_size * self.page_size
+        result = self.cache.insert(
+            InsertParams(key=self._key(everything[:whole]), value=slots[:whole])
+        )
+        self.allocator.free_segment(slots[request.cached : result.prefix_len], start_pos=0)
+        self.allocator.free_segment(slots[whole:], start_pos=0)
+        self.cache.dec_lock_ref(request.last_node)
+        self.cache._loads.request_ended()
+        return True
 
     def abort(self, request: Running) -> None:
         self._await(request.computed)

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import rule
 from sglang.srt.managers import cache_controller
 
-from sglang.srt.swiftcache import stores
+from sglang.srt.swiftcache import loads, stores
 
 
 class SlowStreams:
@@ -53,7 +53,7 @@ class SlowStreams:
     def in_place(self) -> Iterator[None]:
         """For what builds a controller or records an event."""
         with ExitStack() as patches:
-            for module in (cache_controller, stores):
+            for module in (cache_controller, loads, stores):
                 patches.enter_context(mock.patch.object(module, "device_module", self))
             yield
 

@@ -135,7 +135,13 @@ class Donation:
         if last_batch is not None and last_batch.forward_mode.is_extend():
             return False  # has yet to be merged into the running batch
         needed = running_batch.new_tokens_required_next_decode()
-        return self._hold(needed > self._allocator.available_size() + self._cold_now())
+        holds: bool = needed > self._allocator.available_size() + self._cold_now()
+        if holds and self._scheduler.enable_hierarchical_cache:
+            # A server that waits for others must go on giving back what it has of theirs, as it
+            # does before it looks for a prefill.
+            self._scheduler.tree_cache.check_hicache_events()
+        self.totals.held_steps += holds
+        return holds
 
     def holds_prefill(self, adder: Any, request: Any) -> bool:
         """Whether a request waits for memory on its way back, rather than have what is hot evicted.
@@ -147,7 +153,9 @@ class Donation:
             return False
         hot = self._scheduler.tree_cache.evictable_size() - self._cold_now()
         needed = tokens_of_waiting(request, self._allocator.page_size)
-        return self._hold(needed >= adder.rem_total_tokens - hot)
+        holds: bool = needed >= adder.rem_total_tokens - hot
+        self.totals.held_steps += holds
+        return holds
 
     def close(self) -> None:
         """Ask everything back and end; what is not back in time stays with its receivers."""
@@ -308,13 +316,6 @@ class Donation:
         if self._asked_s is None or self._missing() <= self._stuck():
             return False
         return time.monotonic() - self._asked_s < self._settings.take_back_wait_s
-
-    def _hold(self, holds: bool) -> bool:
-        self.totals.held_steps += holds
-        if holds and self._scheduler.enable_hierarchical_cache:
-            # A server that waits for others must go on giving back what it has of theirs.
-            self._scheduler.tree_cache.check_hicache_events()
-        return holds
 
     def _abort_what_cannot_fit(self, running_batch: Any) -> None:
         """End requests that only memory could serve which its holders do not return."""

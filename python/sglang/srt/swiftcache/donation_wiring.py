@@ -52,7 +52,8 @@ def hold_admission(
 ) -> Any:
     """PrefillAdder.add_one_req: no prefill that memory is awaited for, nor any behind it."""
     donation = donation_of(adder)
-    if donation is not None and donation.holds_prefill(adder, request):
+    assert donation is not None
+    if donation.holds_prefill(adder, request):
         from sglang.srt.managers.schedule_policy import AddReqResult
 
         return AddReqResult.OTHER

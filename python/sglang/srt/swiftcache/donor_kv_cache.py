@@ -38,6 +38,7 @@ class _Load(NamedTuple):
 
     host_indices: torch.Tensor
     device_indices: torch.Tensor
+    blocks: np.ndarray
     first: LayerTransfer
     rest: LayerTransfer
 
@@ -275,7 +276,7 @@ class DonorKVCache(HostKVCache):
         """
         load = self._resolve(host_indices, device_indices)
         if layer_id == 0:
-            self.traffic.load_begins(self.blocks_of(host_indices))
+            self.traffic.load_begins(load.blocks)
         layers = self._load_launches.get(layer_id, 0)
         if layers:
             (load.rest if layer_id else load.first).gather_layers(layer_id, layers)
@@ -333,7 +334,7 @@ class DonorKVCache(HostKVCache):
         ):
             blocks, pages = self.blocks_of(host_indices), self.pages_of(device_indices)
             first, rest = self._paths.load(blocks, pages, self.new_tokens)
-            last = self._load = _Load(host_indices, device_indices, first, rest)
+            last = self._load = _Load(host_indices, device_indices, blocks, first, rest)
         return last
 
     def _wait_for_transfers(self) -> None:

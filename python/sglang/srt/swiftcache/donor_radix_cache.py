@@ -12,6 +12,7 @@ from sglang.srt.swiftcache.audit import Audit
 from sglang.srt.swiftcache.cold_copies import ColdCopies
 from sglang.srt.swiftcache.donor_kv_cache import DonorKVCache
 from sglang.srt.swiftcache.expiry import Expiry
+from sglang.srt.swiftcache.loads import Loads
 from sglang.srt.swiftcache.refill import Refiller
 from sglang.srt.swiftcache.stores import Stores
 from sglang.srt.swiftcache.tier_metrics import TierMetrics
@@ -21,8 +22,13 @@ from sglang.srt.swiftcache.verify import LoadVerifier
 from sglang.srt.swiftcache.watchdog import Watchdog
 
 if TYPE_CHECKING:
+    from sglang.srt.managers.schedule_batch import Req
     from sglang.srt.managers.scheduler import Scheduler
-    from sglang.srt.mem_cache.base_prefix_cache import InitLoadBackParams
+    from sglang.srt.mem_cache.base_prefix_cache import (
+        EvictParams,
+        EvictResult,
+        InitLoadBackParams,
+    )
     from sglang.srt.mem_cache.cache_init_params import CacheInitParams
     from sglang.srt.mem_cache.radix_cache import TreeNode
     from sglang.srt.server_args import ServerArgs
@@ -44,8 +50,10 @@ class DonorRadixCache(HiRadixCache):
     def __init__(self, params: CacheInitParams, server_args: ServerArgs) -> None:
         self.stats = TierStats()
         self._cold_copies: ColdCopies | None = None
+        self._scheduler: Scheduler | None = None
         super().__init__(params=params, server_args=server_args)
-        self.stores = Stores(self.cache_controller, self.tier_pool)
+        self.stores = Stores(self.cache_controller, self.tier_pool, self.record_behind_forwards)
+        self._loads = Loads(self.cache_controller, self.record_behind_forwards)
         self.cache_controller.evict_device = self._free_on_device
         self._vacater = Vacater(self)
         if self.chooses_copies and self.cache_controller.write_policy != "write_back":
@@ -137,9 +145,19 @@ class DonorRadixCache(HiRadixCache):
 
     def watch(self, scheduler: Scheduler) -> None:
         """The scheduler that uses this tree is complete, and begins to serve."""
+        self._scheduler = scheduler
         settings = self.tier_pool.settings
         self._watchdog = Watchdog(scheduler, self, settings.watchdog_s)
         self._audit = Audit(scheduler, self, settings.audit_interval_s)
+
+    def record_behind_forwards(self, event: Any) -> None:
+        """Have an event come when the forwards are over that have been launched by now."""
+        if self._scheduler is not None:
+            event.record(self._scheduler.forward_stream)
+
+    def cache_finished_req(self, req: Req, *args: Any, **kwargs: Any) -> None:
+        super().cache_finished_req(req, *args, **kwargs)
+        self._loads.request_ended()
 
     def loading_check(self, finish_count: int | None = None) -> None:
         loads = list(self.cache_controller.ack_load_queue)
@@ -174,13 +192,26 @@ class DonorRadixCache(HiRadixCache):
         self.tier_pool.new_tokens = 0
         return consumer
 
+    def evict(self, params: EvictParams) -> EvictResult:
+        """The pages of all nodes together: by itself, each node is two launches on a GPU."""
+        allocator = self.token_to_kv_pool_allocator
+        if not allocator.is_not_in_free_group:
+            return super().evict(params)
+        allocator.free_group_begin()
+        try:
+            return super().evict(params)
+        finally:
+            allocator.free_group_end()
+
     def _evict_regular(self, node: TreeNode) -> int:
         # The parent requires a leaf. With write-back a node may be left on the device alone while
         # its descendants live on donors only; without it they could not be reached any more.
         for child in list(node.children.values()):
             if not self._vacater.drop_subtree(child):
                 return 0
-        freed: int = super()._evict_regular(node)
+        freed = self._free_on_device(node.value)
+        node.value = node.value[:0]  # which the parent would free as `_free_on_device` does not
+        super()._evict_regular(node)
         return freed
 
     def blocks_of_no_node(self) -> np.ndarray:

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 from sglang.srt.plugins.hook_registry import HookType
 
 from sglang.srt.swiftcache import (
+    admission_wiring,
     donate_checks,
     donation_wiring,
     model_check,
@@ -211,9 +212,13 @@ HOOKS = (
     Hook(
         "sglang.srt.managers.schedule_policy.PrefillAdder.add_one_req",
         HookType.AROUND,
-        stream_wiring.add_one_req,
-        reason="SGLang counts slots of both kinds as one; a request that streams slows all others",
-        on_upgrade="still returns AddReqResult; rem_total_token_offset is what is reserved",
+        admission_wiring.add_one_req,
+        reason="SGLang counts slots of both kinds as one, and a request that streams slows all "
+        "others; and one waits for lent memory on its way back, rather than have a hot prefix "
+        "evicted",
+        on_upgrade="still asked of each request before it is admitted; after OTHER the queue stays "
+        "as it is, and open; rem_total_tokens still counts all that is evictable, and "
+        "rem_total_token_offset what is reserved",
     ),
     Hook(
         "sglang.srt.managers.scheduler.Scheduler.update_running_batch",
@@ -263,14 +268,6 @@ HOOKS = (
         "step that would evict or retract waits for memory on its way back",
         on_upgrade="called at every step, idle ones too, with (running_batch=, last_batch=); what "
         "a plan without a batch does to the event loops",
-    ),
-    Hook(
-        "sglang.srt.managers.schedule_policy.PrefillAdder.add_one_req",
-        HookType.AROUND,
-        donation_wiring.hold_admission,
-        reason="a request waits for memory on its way back, rather than have a hot prefix evicted",
-        on_upgrade="still asked of each request before it is admitted; after OTHER the queue stays "
-        "as it is, and open; rem_total_tokens still counts all that is evictable",
     ),
     Hook(
         "sglang.srt.managers.scheduler_components.pool_stats_observer"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
@@ -26,6 +27,8 @@ class _Step(NamedTuple):
     host_pages: torch.Tensor
     """The same on the host, once `ready` has come."""
     ready: device_module.Event
+    computed: device_module.Event
+    """Has come when the forwards are over that were launched by then."""
 
 
 class Stores:
@@ -37,11 +40,22 @@ class Stores:
     the SMs to the forward. Pages are named by tensors on the device, behind the forward that is
     running; so they are copied to the host on the scheduler's stream, and looked at in a later
     step. On the CPU all this happens at once. Scheduler thread only.
+
+    The last token of a request that has ended may still be written by a decode in flight, which the
+    scheduler's stream does not come after (see ``Loads``): so a store comes after all forwards that
+    were launched when its nodes were queued.
     """
 
-    def __init__(self, controller: HiCacheController, pool: DonorKVCache) -> None:
+    def __init__(
+        self,
+        controller: HiCacheController,
+        pool: DonorKVCache,
+        record_behind_forwards: Callable[[device_module.Event], None],
+    ) -> None:
+        """``record_behind_forwards``: has an event come when what is launched now is over."""
         self._controller = controller
         self._pool = pool
+        self._record_behind_forwards = record_behind_forwards
         self._waiting: deque[_Step] = deque()
         controller.start_writing = _later
 
@@ -78,15 +92,16 @@ class Stores:
         if pages.is_cuda:
             host_pages = torch.empty(len(pages), dtype=pages.dtype, pin_memory=True)
             host_pages.copy_(pages, non_blocking=True)
-        ready = device_module.Event()
+        ready, computed = device_module.Event(), device_module.Event()
         ready.record()
-        return _Step(operation, pages, host_pages, ready)
+        self._record_behind_forwards(computed)
+        return _Step(operation, pages, host_pages, ready, computed)
 
     def _begin(self, step: _Step) -> None:
         stream, done = self._controller.write_stream, device_module.Event()
         with device_module.stream(stream):
-            # What was computed and the pages' numbers come before it on the scheduler's stream.
-            step.ready.wait(stream)
+            step.computed.wait(stream)
+            step.ready.wait(stream)  # the pages' numbers
             self._pool.store(step.operation.host_indices, step.pages, step.host_pages.numpy())
             if step.pages.is_cuda:
                 step.pages.record_stream(stream)

@@ -72,8 +72,8 @@ class Traffic:
 
     def _by_donor(self, blocks: np.ndarray) -> dict[int, int]:
         """How many of them each donor has, by key."""
-        found, counts = np.unique(self._tier.donor_of(blocks), return_counts=True)
-        return dict(zip(found.tolist(), counts.tolist(), strict=True))
+        counts = np.bincount(self._tier.donor_of(blocks))
+        return {key: int(counts[key]) for key in np.flatnonzero(counts).tolist()}
 
     def load_has_ended(self) -> None:
         """The load that was named last is over; on a GPU, its events say how long it took."""
