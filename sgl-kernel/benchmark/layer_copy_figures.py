@@ -160,7 +160,9 @@ class Bench:
             move = transfer.gather if case.gather else transfer.scatter
             by_path[str(path)] = _rate_of(moved_bytes, time_alone(partial(move, 0)).gpu_us)
         runs = len(batch.runs)
-        auto = table.choose(case.blocks, runs, pool.layout.layer_bytes, compute_running=False)
+        # A server's loads take the kernels: their pages are not known to the host.
+        known = None if case.gather else runs
+        auto = table.choose(case.blocks, known, pool.layout.layer_bytes, compute_running=False)
         plain = self._plain(moved_bytes, case.gather)
         return Rates(case, moved_bytes / 2**20, runs, plain, by_path, str(auto))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 from kernel.cases import Shape, bytes_of
@@ -14,6 +15,7 @@ from swiftcache_kernel import (
     layer_transfer,
     page_checksums,
 )
+from swiftcache_kernel.counted_transfer import CountedTransfer
 
 pytestmark = needs_gpu
 
@@ -42,6 +44,25 @@ def test_layers(shape: Shape, programs: int) -> None:
     back = layer_transfer(table, pages, received, path=path)
     back.gather(0)
     back.gather_layers(0, shape.layers)
+    torch.cuda.synchronize()
+    for buffers in ("k", "v"):
+        for before, after in zip(getattr(sent, buffers), getattr(received, buffers), strict=True):
+            assert bytes_of(before) == bytes_of(after)
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_counted_layers(shape: Shape) -> None:
+    """As the layer stream moves them, with fewer blocks than there is room for."""
+    blocks = 7
+    memory = donor_memory(blocks * shape.layout.block_bytes, "cuda:0")
+    table = memory.data_ptr() + np.arange(blocks) * shape.layout.block_bytes
+    pages = np.random.default_rng(1).permutation(blocks)
+    sent, received = (gpu_pool(shape, blocks, seed) for seed in (1, 2))
+    for pool, gather in ((sent, False), (received, True)):
+        transfer = CountedTransfer(pool, blocks + 3, gather=gather)
+        transfer.load(table, pages)
+        for layer in range(shape.layers):
+            transfer.move(layer)
     torch.cuda.synchronize()
     for buffers in ("k", "v"):
         for before, after in zip(getattr(sent, buffers), getattr(received, buffers), strict=True):
