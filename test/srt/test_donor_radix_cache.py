@@ -23,6 +23,7 @@ from sglang.srt.swiftcache.state_dump import StateDump
 from sglang.srt.swiftcache.vacate import Vacater
 from support.kv_tree import Running, Tree
 from support.slow_streams import SlowLife, SlowStreams
+from swiftcache_kernel.copy_engine import CopyRefused
 
 POLICIES = ("write_through", "write_through_selective", "write_back")
 
@@ -171,6 +172,42 @@ def test_to_evict_among_other_frees_leaves_them_to_the_end_of_their_group() -> N
     tree.cache.evict(EvictParams(num_tokens=16 * 4))
     tree.allocator.free_group_end()
     assert tree.allocator.available_size() == tree.tokens_total
+
+
+class RefusedAtFirst:
+    """In place of the paths: what they make is refused until they are told so."""
+
+    def __init__(self, paths: Any, refused: str) -> None:
+        self._paths = paths
+        self._refused = refused
+        self.given_up = False
+
+    def give_up_copies(self, error: CopyRefused) -> None:
+        self.given_up = True
+
+    def load(self, *batch: Any) -> Any:
+        return tuple(self._or_refuse(transfer) for transfer in self._paths.load(*batch))
+
+    def store(self, *batch: Any) -> Any:
+        return self._or_refuse(self._paths.store(*batch))
+
+    def _or_refuse(self, transfer: Any) -> Any:
+        if not self.given_up:
+            refuse = mock.Mock(side_effect=CopyRefused("cudaMemcpy2DAsync failed"))
+            setattr(transfer, self._refused, refuse)
+        return transfer
+
+
+@pytest.mark.parametrize("refused", ["gather_layers", "scatter_all"])
+def test_what_the_copy_engines_refuse_is_copied_otherwise(refused: str) -> None:
+    tree = Tree(4, pages=16, policy="write_through")
+    tree.tier.join(1, extents=64)
+    pool = tree.cache.tier_pool
+    pool._paths = paths = RefusedAtFirst(pool._paths, refused)  # type: ignore[assignment]
+    filled(tree, kinds=4)
+    assert tree.run(prompt(0, 8, 4)) == 32
+    assert paths.given_up
+    tree.check()
 
 
 def test_a_load_is_told_what_its_requests_compute_themselves() -> None:

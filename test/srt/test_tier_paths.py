@@ -12,6 +12,7 @@ import torch
 
 from sglang.srt.swiftcache import page_major_paths, paths
 from swiftcache_kernel import COPY_ENGINE, KERNEL, TWO_H200S, Path
+from swiftcache_kernel.copy_engine import CopyRefused
 
 LAYER_BYTES = 64 << 10
 FASTEST, SPARING = Path("kernel", 64), Path("kernel", 8)
@@ -62,6 +63,13 @@ def test_a_load_spares_the_sms_only_beside_a_forward_that_hides_it(
     first, others = chooser.load(*batch(1024), new_tokens)
     assert first.programs >= 32  # type: ignore[attr-defined]
     assert others == (first if rest is FASTEST else rest)
+
+
+def test_engines_that_refused_are_not_asked_again(chooser: paths.PathChooser) -> None:
+    pages = np.arange(MANY)
+    assert stored(chooser, pages) is COPY_ENGINE
+    chooser.give_up_copies(CopyRefused("cudaMemcpy2DAsync failed with cudaErrorInvalidValue"))
+    assert stored(chooser, pages) == SPARING
 
 
 def test_a_load_asks_the_gpu_for_nothing(chooser: paths.PathChooser) -> None:

@@ -22,6 +22,7 @@ from sglang.srt.swiftcache.paths import PathChooser, load_launches
 from sglang.srt.swiftcache.traffic import Traffic
 from sglang.srt.swiftcache.verify import BlockChecksums
 from swiftcache_kernel import BlockLayout, LayerTransfer, PoolBuffers, copy_blocks
+from swiftcache_kernel.copy_engine import CopyRefused
 from swiftcache_kernel.page_major import PageMajorBuffers
 from swiftcache_tier.blocks import NONE, Replicas
 from swiftcache_tier.errors import SwiftCacheError
@@ -41,6 +42,9 @@ class _Load(NamedTuple):
     blocks: np.ndarray
     first: LayerTransfer
     rest: LayerTransfer
+
+    def of(self, layer_id: int) -> LayerTransfer:
+        return self.rest if layer_id else self.first
 
 
 class DonorKVCache(HostKVCache):
@@ -279,7 +283,13 @@ class DonorKVCache(HostKVCache):
             self.traffic.load_begins(load.blocks)
         layers = self._load_launches.get(layer_id, 0)
         if layers:
-            (load.rest if layer_id else load.first).gather_layers(layer_id, layers)
+            try:
+                load.of(layer_id).gather_layers(layer_id, layers)
+            except CopyRefused as error:
+                self._paths.give_up_copies(error)
+                self._load = None
+                load = self._resolve(host_indices, device_indices)
+                load.of(layer_id).gather_layers(layer_id, layers)
         if layer_id == self.layer_num - 1 and not self._on_gpu:
             self.traffic.load_has_ended()
         self.loaded_bytes += load.first.blocks * self.block_layout.layer_bytes
@@ -301,7 +311,11 @@ class DonorKVCache(HostKVCache):
             self.checksums.record(blocks, pages)
 
     def _scatter(self, blocks: np.ndarray, pages: torch.Tensor, host_pages: np.ndarray) -> None:
-        self._paths.store(blocks, pages, host_pages).scatter_all()
+        try:
+            self._paths.store(blocks, pages, host_pages).scatter_all()
+        except CopyRefused as error:
+            self._paths.give_up_copies(error)
+            self._paths.store(blocks, pages, host_pages).scatter_all()
         self.stored_bytes += len(blocks) * self.block_layout.block_bytes
         self.traffic.count("store", blocks)
 

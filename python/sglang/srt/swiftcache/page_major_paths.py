@@ -6,6 +6,7 @@ import numpy as np
 import torch
 
 from sglang.srt.swiftcache.paths import load_launches
+from swiftcache_kernel.copy_engine import CopyRefused
 from swiftcache_kernel.page_major import PageMajorBuffers, PageMajorTransfer, compile_copies
 from swiftcache_tier.receiver.tier import DonorTier
 
@@ -36,6 +37,10 @@ class PageMajorPaths:
     ) -> PageMajorTransfer:
         """See ``PathChooser``."""
         return self._transfer(blocks, pages)
+
+    def give_up_copies(self, error: CopyRefused) -> None:
+        """There are none: the kernels copy all."""
+        raise error
 
     def _transfer(self, blocks: np.ndarray, pages: torch.Tensor) -> PageMajorTransfer:
         addresses = torch.from_numpy(self._tier.addresses(blocks))

@@ -19,6 +19,7 @@ from swiftcache_kernel import (
     find_runs,
     layer_transfer,
 )
+from swiftcache_kernel.copy_engine import CopyRefused
 from swiftcache_tier.receiver.tier import DonorTier
 
 logger = logging.getLogger(__name__)
@@ -42,6 +43,7 @@ class PathChooser:
         self._io_backend = io_backend
         self._buffers = buffers
         self._tier = tier
+        self._engines_refuse = False
         self._table = TWO_H200S
         if buffers.device.type == "cuda" and io_backend == "auto":
             self._table = _measure(buffers, tier) or TWO_H200S
@@ -95,6 +97,14 @@ class PathChooser:
         path = self._store_path(len(blocks), runs)
         return layer_transfer(self._upload(addresses), pages, self._buffers, path=path, runs=runs)
 
+    def give_up_copies(self, error: CopyRefused) -> None:
+        """Let the kernels do what the engines did not take, from now on.
+
+        They were asked at start of one donor; others may be reached otherwise.
+        """
+        logger.warning("SwiftCache: %s; from now on the kernels copy", error)
+        self._engines_refuse = True
+
     def _upload(self, addresses: np.ndarray) -> torch.Tensor:
         # From pageable memory the call would wait for the stream, which waits for the forward.
         pinned = torch.from_numpy(addresses).pin_memory()
@@ -105,7 +115,7 @@ class PathChooser:
     ) -> Runs | None:
         """None where the copy engine cannot copy."""
         # One copy cannot span pieces of host memory that were locked one by one.
-        if not self._tier.in_gpu_memory(blocks):
+        if self._engines_refuse or not self._tier.in_gpu_memory(blocks):
             return None
         block_bytes = self._buffers.layout.block_bytes
         return find_runs(addresses, host_pages, block_bytes, self._tier.donor_of(blocks))
