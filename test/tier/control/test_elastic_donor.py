@@ -187,12 +187,17 @@ def test_a_drained_engine_keeps_its_memory_until_the_limit_is_lifted(
     receiver("vacate", True)
     done = swiftcache("drain", "engine", "--wait", "30")
     assert done.returncode == 0, done.stderr
-    assert "engine is drained: nothing is lent" in done.stdout
+    assert (
+        "engine is drained: nothing is lent until `swiftcache limit engine none`, or until it is "
+        "started again" in done.stdout
+    )
     wait_for(lambda: len(engine.poll()) == EXTENTS, "all is back")
     assert engine.donor.demand == 0
     status = swiftcache("status").stdout
     assert "drained, elastic" in status
-    assert swiftcache("limit", "engine", "none").returncode == 0
+    of_one = swiftcache("limit", "engine", "none", "--receiver", "r").stdout
+    assert "drained" not in of_one, "it still is"
+    assert "the drain of engine is lifted" in swiftcache("limit", "engine", "none").stdout
     wait_for(lambda: engine.donor.demand > 0, "it is wanted again")
 
 
@@ -315,7 +320,9 @@ def test_a_name_that_is_taken_is_refused(
 ) -> None:
     other = PoolMemory("cpu", EXTENT_BYTES, 1)
     plan = plan_pool_donor(other, engine.plan.paths, settings)
-    assert "taken" in one_line(ElasticDonor(plan, other, settings).start)
+    said = one_line(ElasticDonor(plan, other, settings).start)
+    assert "taken" in said
+    assert "choose another with --port, or end that donor" in said
     other.close()
 
 
