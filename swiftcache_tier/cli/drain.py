@@ -46,7 +46,10 @@ def run(arguments: argparse.Namespace) -> int:
         time.sleep(_LOOK_INTERVAL_S)
         reply = query_status(paths, settings)
     if not (lent := _lent(reply)):
-        print(f"swiftcache: {reply.name} is drained: nothing is lent")
+        print(
+            f"swiftcache: {reply.name} is drained: nothing is lent until `swiftcache limit "
+            f"{reply.name} none`, or until it is started again"
+        )
         return 0
     holders = ", ".join(f"{r.name} (process {r.pid})" for r in reply.receivers if r.bytes)
     print(

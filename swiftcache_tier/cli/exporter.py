@@ -94,7 +94,7 @@ def _families(reports: list[DonorReport]) -> Iterator[Metric]:
 
     up = GaugeMetricFamily(
         "swiftcache_donor_up",
-        "1 if the donor answers; 0 if only its socket is left.",
+        "1 if the donor answers; 0 if only its socket is left, or its lending has failed.",
         labels=["donor"],
     )
     draining = GaugeMetricFamily(
@@ -121,7 +121,7 @@ def _families(reports: list[DonorReport]) -> Iterator[Metric]:
     )
     for report in reports:
         name, reply = report.paths.name, report.reply
-        up.add_metric([name], reply is not None)
+        up.add_metric([name], reply is not None and report.state != "failed")
         if reply is None:
             continue
         draining.add_metric([name], report.state in _TAKING_BACK)

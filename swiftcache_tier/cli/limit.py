@@ -47,8 +47,9 @@ def add_parser(subparsers: Any) -> None:
 def run(arguments: argparse.Namespace) -> int:
     settings = Settings.from_env()
     paths = donor_paths(arguments.runtime_dir, arguments.name)
+    before = query_status(paths, settings)
     if arguments.size:
-        _check_an_extent_fits(arguments.size, query_status(paths, settings))
+        _check_an_extent_fits(arguments.size, before)
     request = LimitRequest(
         protocol=PROTOCOL,
         bytes=arguments.size,
@@ -66,6 +67,8 @@ def run(arguments: argparse.Namespace) -> int:
         f"swiftcache: {reply.name} lends {whom} {amount}; {format_size(lent_bytes(reply))} are "
         f"lent now, {format_size(asked_back)} of it asked back"
     )
+    if before.state == "drained" and reply.state != "drained":
+        print(f"swiftcache: the drain of {reply.name} is lifted")
     if arguments.receiver and all(r.name != arguments.receiver for r in reply.receivers):
         kept = "" if arguments.size is None else ": the limit is kept for when one does"
         print(f"swiftcache: no receiver named {arguments.receiver} borrows from it now{kept}")

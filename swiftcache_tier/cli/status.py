@@ -33,7 +33,7 @@ class DonorReport(NamedTuple):
 
     paths: DonorPaths
     state: str
-    """"serving", "draining", "drained", "stale", "unresponsive" or "refused"."""
+    """"serving", "draining", "drained", "failed", "stale", "unresponsive" or "refused"."""
     problem: str | None
     reply: StatusReply | None
 

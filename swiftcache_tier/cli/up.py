@@ -43,22 +43,23 @@ def add_parser(subparsers: Any) -> None:
 def run(arguments: argparse.Namespace) -> int:
     # Imported here: the other subcommands have no use for them.
     from swiftcache_tier.cluster.commands import waves
-    from swiftcache_tier.cluster.config import read_cluster_file, split_args
+    from swiftcache_tier.cluster.config import add_server_args, read_cluster_file
     from swiftcache_tier.cluster.environment import apply_environment, cluster_of_environment
     from swiftcache_tier.cluster.ports import check_ports
     from swiftcache_tier.cluster.supervisor import supervise
-    from swiftcache_tier.control.runtime_dir import ensure_runtime_dir
+    from swiftcache_tier.control.runtime_dir import check_runtime_dir, ensure_runtime_dir
 
     if arguments.file is None:
         cluster = cluster_of_environment(os.environ)
     else:
         cluster = apply_environment(read_cluster_file(arguments.file), os.environ)
-    more_args = tuple(split_args(arguments.server_args, "--server-args"))
+    cluster, more_args = add_server_args(cluster, arguments.server_args)
     groups = waves(cluster, arguments.runtime_dir, more_args)
+    check_runtime_dir(arguments.runtime_dir)
+    check_ports(cluster)
     if arguments.dry_run:
         for member in (member for group in groups for member in group):
             print(member.line)
         return 0
     ensure_runtime_dir(arguments.runtime_dir)
-    check_ports(cluster)
     return 0 if uvloop.run(supervise(groups, cluster)) else _FAILED

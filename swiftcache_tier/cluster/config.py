@@ -22,6 +22,14 @@ Role = Literal["receiver", "donor", "both", "none"]
 
 FIRST_PORT = 8000
 
+# Where a server is asked whether it serves, and where it meets donors.
+_NOT_IN_ARGS = {
+    "--host": "give the cluster a host: instead",
+    "--port": "give the server a port: instead",
+    "--swiftcache-runtime-dir": "give `swiftcache up` the --runtime-dir of all instead",
+}
+_RUNTIME_DIR = "SWIFTCACHE_RUNTIME_DIR"
+
 # What each value is expected to be, in words: errors say it.
 _Model = Annotated[str, Meta(min_length=1, description="a folder or a hub name")]
 _Role = Annotated[Role, Meta(description="receiver, donor, both or none")]
@@ -139,7 +147,8 @@ def check_cluster(cluster: ClusterFile) -> ClusterFile:
         raise SwiftCacheError(f"{min(both)!r} names a server and a donor: give each its own name")
     for name, donor in cluster.donors.items():
         _check_donor(name, donor)
-    split_args(cluster.args, "args")
+    _check_args(split_args(cluster.args, "args"), "args")
+    _check_env(cluster.env, "env")
     taken: dict[int, str] = {}
     servers: dict[str, ServerEntry] = {}
     for name, server in cluster.servers.items():
@@ -152,6 +161,26 @@ def check_cluster(cluster: ClusterFile) -> ClusterFile:
         taken[port] = name
         servers[name] = replace(server, port=port)
     return replace(cluster, servers=servers)
+
+
+def add_server_args(cluster: ClusterFile, text: str) -> tuple[ClusterFile, tuple[str, ...]]:
+    """`cluster` with the host that `--server-args` names, if it does, and the other flags there.
+
+    Raises SwiftCacheError for flags that the cluster sets itself.
+    """
+    where = "--server-args"
+    words = iter(split_args(text, where))
+    flags = []
+    for word in words:
+        flag, _, value = word.partition("=")
+        if flag != "--host":
+            flags.append(word)
+        elif host := value or next(words, ""):
+            cluster = replace(cluster, host=host)
+        else:
+            raise SwiftCacheError(f"{where}: expected an address after --host, such as 0.0.0.0")
+    _check_args(flags, where)
+    return cluster, tuple(flags)
 
 
 def split_args(text: str, where: str) -> list[str]:
@@ -202,12 +231,27 @@ def _check_server(name: str, server: ServerEntry) -> None:
         raise SwiftCacheError(
             f"{where} has donate, but its role is {server.role!r}: make it donor or both"
         )
-    split_args(server.args, f"{where}: args")
+    _check_args(split_args(server.args, f"{where}: args"), f"{where}: args")
+    _check_env(server.env, f"{where}: env")
     try:
         parse_specs(server.donors)
         _check_share(server.donate)
     except SwiftCacheError as error:
         raise SwiftCacheError(f"{where}: {error}") from None
+
+
+def _check_args(words: list[str], where: str) -> None:
+    for flag in (word.partition("=")[0] for word in words):
+        if flag in _NOT_IN_ARGS:
+            raise SwiftCacheError(f"{where}: {flag} cannot be among them: {_NOT_IN_ARGS[flag]}")
+
+
+def _check_env(env: dict[str, str], where: str) -> None:
+    if _RUNTIME_DIR in env:
+        raise SwiftCacheError(
+            f"{where}: {_RUNTIME_DIR} is that of all servers and donors, or they do not meet: set "
+            f"it for `swiftcache up` instead, or give that --runtime-dir"
+        )
 
 
 def _check_share(donate: str | float | None) -> None:

@@ -25,16 +25,17 @@ class NoDonor(SwiftCacheError):
 
 
 def take_door(
-    paths: DonorPaths, *, backlog: int, mode: int, lock_timeout_s: float
+    paths: DonorPaths, *, backlog: int, mode: int, lock_timeout_s: float, name_flag: str = "--name"
 ) -> socket.socket:
     """A listening, non-blocking socket at `paths.door`; sockets of an ended donor are replaced.
 
+    `name_flag`: by which whoever starts the donor chooses its name.
     Raises SwiftCacheError when a live donor has the name, or the folder cannot be written. Blocks
     while another donor starts in the same folder, for `lock_timeout_s` at most.
     """
     try:
         with _locked(paths.door.parent, lock_timeout_s):
-            return _listen(paths, backlog, mode)
+            return _listen(paths, backlog, mode, name_flag)
     except OSError as error:
         raise SwiftCacheError(
             f"no socket can be made at {paths.door}: {error.strerror}; {NAME_ANOTHER}"
@@ -88,18 +89,18 @@ def _is_vacant(paths: DonorPaths) -> bool:
     return False
 
 
-def _listen(paths: DonorPaths, backlog: int, mode: int) -> socket.socket:
+def _listen(paths: DonorPaths, backlog: int, mode: int, name_flag: str) -> socket.socket:
     try:
         connect_door(paths).close()
     except NoDonor as error:
         if not error.is_vacant:
             raise SwiftCacheError(
-                f"donor name {paths.name!r} is taken: {error}; choose another with --name"
+                f"donor name {paths.name!r} is taken: {error}; choose another with {name_flag}"
             ) from error
     else:
         raise SwiftCacheError(
             f"donor name {paths.name!r} is taken by a donor that runs at {paths.door}: choose "
-            f"another with --name, or end that donor"
+            f"another with {name_flag}, or end that donor"
         )
     leave_door(paths)
     door = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)

@@ -127,7 +127,7 @@ class StatusReply(Message, frozen=True):
     pid: _Count
     owner_pid: _Count | None
     state: _Text
-    """"serving", "draining" (it ends) or "drained" (until a limit is set or lifted)."""
+    """"serving", "draining" (it ends), "drained" (until a limit is set or lifted) or "failed"."""
     extent_bytes: _Bytes
     extents: dict[str, _Count]
     """By lease state."""

@@ -71,6 +71,8 @@ class DonorServer:
             backlog=settings.sessions_max,
             mode=mode,
             lock_timeout_s=settings.handshake_timeout_s,
+            # A server's donor is named by its port.
+            name_flag="--name" if engine is None else "--port",
         )
         parts.callback(self._clear_door)
         parts.callback(door.close)

@@ -72,11 +72,15 @@ class Session:
         self._lender.gone(self._token, asyncio.get_running_loop().time())
 
     async def _serve_door(self, welcome: Welcome) -> None:
-        """Hand descriptors over until the receiver closes its end."""
+        """Hand descriptors over until the receiver closes its end, or nothing can be sent."""
         async with asyncio.TaskGroup() as group:
-            hand_over = group.create_task(self._hand_over(welcome))
-            await self._until_closed()
-            hand_over.cancel()
+            work = [
+                group.create_task(self._hand_over(welcome)),
+                group.create_task(self._until_closed()),
+            ]
+            await asyncio.wait(work, return_when=asyncio.FIRST_COMPLETED)
+            for task in work:
+                task.cancel()
         self._channel.close()
         self._lender.door_closed(self._token, asyncio.get_running_loop().time())
 
@@ -104,7 +108,14 @@ class Session:
                 if self._lender.table.is_offered(grant):
                     await self._send_extents(grant)
         except ConnectionError:
-            return  # `_until_closed` sees the same
+            return
+        except OSError as error:
+            # No memory for a record, most likely.
+            logger.error(
+                "process %d: nothing can be sent to it, its connection is closed: %s",
+                self._peer.pid,
+                error,
+            )
 
     async def _send_extents(self, grant: Grant) -> None:
         descriptors: list[int] = []

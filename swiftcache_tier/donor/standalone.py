@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import logging
 import signal
 from collections.abc import Callable, Coroutine
@@ -15,6 +16,7 @@ from swiftcache_tier.donor.plan import DonorPlan
 from swiftcache_tier.donor.server import DonorServer
 from swiftcache_tier.donor.store import ExtentStore
 from swiftcache_tier.settings import Settings
+from swiftcache_tier.sizes import count_extents, format_size
 
 logger = logging.getLogger(__name__)
 
@@ -41,6 +43,7 @@ class _StandaloneServer(DonorServer):
 
     def __init__(self, plan: DonorPlan, settings: Settings, parts: ExitStack) -> None:
         self.exit_status = 0
+        self._scrub_problem: str | None = None
         self._dirty = asyncio.Event()
         super().__init__(plan, settings, parts, make_memory=self._make_store)
 
@@ -68,16 +71,46 @@ class _StandaloneServer(DonorServer):
 
     async def _scrub(self) -> None:
         loop = asyncio.get_running_loop()
+        last = -1
         while True:
             await self._dirty.wait()
             if self._lender.draining:
                 return  # nobody else gets it from here; the system zeroes what it gets back
             self._dirty.clear()
-            while dirty := sorted(self._lender.table.dirty)[: self._settings.extents_per_message]:
-                clean = await self._store.scrub(dirty)
+            while dirty := self._next_dirty(last):
+                clean, error = await self._store.scrub(dirty)
+                last = dirty[-1]
                 self._lender.scrubbed(clean, loop.time())
-                if len(clean) < len(dirty):
+                self._note_scrub(error)
+                if not clean:
                     await asyncio.sleep(self._settings.heartbeat_s)
+
+    def _next_dirty(self, last: int) -> list[int]:
+        """In turn, those after `last` first: some may fail for long, and others wait for them."""
+        dirty = sorted(self._lender.table.dirty, key=lambda slot: (slot <= last, slot))
+        return dirty[: self._settings.extents_per_message]
+
+    def _note_scrub(self, error: OSError | None) -> None:
+        """Log when scrubbing begins to fail, fails otherwise than before, or all is clean again."""
+        waiting = len(self._lender.table.dirty)
+        problem = None if error is None else str(error.strerror)
+        if problem == self._scrub_problem or (problem is None and waiting):
+            return
+        self._scrub_problem = problem
+        if error is None:
+            logger.info("all extents could be scrubbed, and are lent again")
+            return
+        arena = self._plan.arena
+        advice = ""
+        if error.errno == errno.ENOMEM and arena.scrub_bytes:
+            advice = f"free {format_size(arena.scrub_bytes)} on {arena.device}; "
+        logger.error(
+            "%s cannot be scrubbed and wait, not lent: %s; %sthey are tried again every %g s",
+            count_extents(waiting),
+            problem,
+            advice,
+            self._settings.heartbeat_s,
+        )
 
     def _dirtied(self) -> None:
         self._dirty.set()

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Protocol
 
 from swiftcache_tier.extents import Arena
-
-logger = logging.getLogger(__name__)
 
 
 class Shared(Protocol):
@@ -47,8 +44,11 @@ class ExtentStore:
         """Memory of the device that these extents, none of which is being scrubbed, take up now."""
         return sum(self._extents[slot].taken_bytes() for slot in slots)
 
-    async def scrub(self, slots: Sequence[int]) -> list[int]:
-        """Make extents read as zeros, out of their last holders' reach. Returns those that do."""
+    async def scrub(self, slots: Sequence[int]) -> tuple[list[int], OSError | None]:
+        """Make extents read as zeros, out of their last holders' reach.
+
+        Returns those that do, and why one does not, if one does not: it may be tried again.
+        """
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self._scrubber, self._scrub, slots)
 
@@ -61,12 +61,13 @@ class ExtentStore:
         for extent in self._extents:
             extent.close()
 
-    def _scrub(self, slots: Sequence[int]) -> list[int]:
-        clean = []
+    def _scrub(self, slots: Sequence[int]) -> tuple[list[int], OSError | None]:
+        clean: list[int] = []
+        problem = None
         for slot in slots:
             try:
                 self._extents[slot].scrub()
                 clean.append(slot)
             except OSError as error:
-                logger.error("extent %d cannot be scrubbed and is not lent: %s", slot, error)
-        return clean
+                problem = error
+        return clean, problem

@@ -32,7 +32,7 @@ class Levels(NamedTuple):
 
 @dataclass(frozen=True)
 class WaterMarks:
-    """Parts of the pool's capacity: `low` < `high`, and `most` of it may be lent.
+    """Parts of the pool's capacity: `low` < `high` < 1, and `most` of it may be lent.
 
     Less than `low` spare: take back. More than `high` would be left: lend. Between them nothing
     happens, so that memory does not go back and forth with every request. Raises SwiftCacheError
@@ -44,10 +44,11 @@ class WaterMarks:
     most: float = 1.0
 
     def __post_init__(self) -> None:
-        if not 0 <= self.low < self.high <= 1:
+        if not 0 <= self.low < self.high < 1:
             raise SwiftCacheError(
                 f"water marks of {self.low:g} (low) and {self.high:g} (high): expected fractions "
-                f"of the pool, the low one under the high one, as in 0.2 and 0.3"
+                f"of the pool, the low one under the high one and that under 1 (at 1 nothing "
+                f"is left to lend), as in 0.2 and 0.3"
             )
         if not 0 < self.most <= 1:
             raise SwiftCacheError(

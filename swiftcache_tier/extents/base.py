@@ -70,6 +70,9 @@ class Arena(ABC):
     granularity_bytes: int
     """Extent sizes, and the offsets where they are mapped, are multiples of this."""
 
+    scrub_bytes: int = 0
+    """Memory of the device that scrubbing takes for a while, beside the extents."""
+
     @abstractmethod
     def available_bytes(self) -> int:
         """Memory that could be lent now without starving what already runs on the device."""

@@ -7,12 +7,14 @@ import socket
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
 
 from support.processes import free_port, wait_until
 from swiftcache_bench.errors import BenchmarkError
+from swiftcache_bench.server import contender_server
 from swiftcache_bench.server.api import server_info
 from swiftcache_bench.server.contender_server import ContenderServer, LaunchSettings
 from swiftcache_bench.server.contenders import Contender
@@ -205,6 +207,28 @@ def test_a_server_that_does_not_use_its_donors_is_not_measured(
         pytest.raises(BenchmarkError, match="does not use donors bench-0"),
     ):
         server.start()
+
+
+@pytest.mark.parametrize(
+    ("changed", "says"),
+    [
+        ({"internal_states": [{"swiftcache": {"donors": []}}]}, "does not use donors bench-0"),
+        ({"swiftcache_donors": None}, "asked for --swiftcache-donors auto"),
+    ],
+)
+def test_a_server_that_has_lost_what_was_asked_for_is_noticed_after_a_run(
+    launch: LaunchSettings,
+    with_donor: Contender,
+    monkeypatch: pytest.MonkeyPatch,
+    changed: dict[str, Any],
+    says: str,
+) -> None:
+    with ContenderServer(with_donor, launch) as server:
+        server.start()
+        server.check()
+        monkeypatch.setattr(contender_server, "server_info", lambda url: server_info(url) | changed)
+        with pytest.raises(BenchmarkError, match=says):
+            server.check()
 
 
 def test_a_donor_that_died_is_noticed(launch: LaunchSettings, with_donor: Contender) -> None:

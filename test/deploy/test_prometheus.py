@@ -11,6 +11,7 @@ import pytest
 
 from support.deployed import DEPLOY, RULES, rules
 from support.promql import selectors
+from swiftcache_tier.donor.water import WaterMarks
 
 OPERATIONS = DEPLOY.parent / "docs" / "operations.md"
 PROMTOOL = os.environ.get("PROMTOOL") or shutil.which("promtool")
@@ -38,7 +39,9 @@ def test_what_operators_asked_for_is_watched() -> None:
     _, alerts = rules()
     expressions = {rule.alert: rule.expr for rule in alerts}
     assert expressions["SwiftCacheTtftHigh"].endswith("> 5")
-    assert "> 0.85" in expressions["SwiftCacheDonatedRatioHigh"]
+    (ratio,) = re.findall(r"ratio\[10m\]\) > ([\d.]+)", expressions["SwiftCacheDonatedRatioHigh"])
+    assert float(ratio) < 1 - WaterMarks().high, "no more is lent by default"
+    assert "take_backs_total[10m]) > 3" in expressions["SwiftCacheDonatedRatioHigh"]
     assert expressions["SwiftCacheNvlinkBusy"].endswith("> 0.9")
     assert "< 0.5" in expressions["SwiftCacheHitRateLow"]
     assert 'state="orphaned"' in expressions["SwiftCacheOrphans"]

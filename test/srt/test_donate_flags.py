@@ -98,6 +98,14 @@ def test_off_is_stock(tiny_model: Path) -> None:
         (("--swiftcache-donate", "auto", "--radix-cache-backend", "other"), "radix cache alone"),
         (("--swiftcache-donate", "auto", "--hicache-storage-backend", "file"), "storage tiers"),
         (("--swiftcache-donate", "auto", "--swiftcache-runtime-dir", "/tmp"), "by others"),
+        (
+            ("--swiftcache-donate", "auto", "--swiftcache-high-water", "1"),
+            "nothing is left to lend",
+        ),
+        (
+            ("--swiftcache-donate", "auto", "--enable-pdmux"),
+            "no step at which memory could be lent",
+        ),
         (("--swiftcache-donate", "auto", "--tp", "2"), "ranks do not agree"),
         (("--swiftcache-donate", "auto", "--disable-radix-cache"), "prefix cache"),
         (("--swiftcache-donate", "auto", "--enable-hierarchical-cache"), "--swiftcache-donors"),

@@ -24,6 +24,7 @@ class DonorByHand:
         self.theirs: list[int] = []
         self.aimed: list[int] = []
         self.stuck = 0
+        self.state = "serving"
         self._back: list[int] = []
 
     def start(self) -> None:
@@ -51,7 +52,7 @@ class DonorByHand:
 
     def status(self) -> Any:
         extents = {"degraded": self.stuck, "orphaned": 0}
-        return SimpleNamespace(state="serving", extents=extents, receivers=[])
+        return SimpleNamespace(state=self.state, extents=extents, receivers=[])
 
 
 class FenceByHand:
@@ -355,6 +356,19 @@ def test_what_cannot_fit_without_stuck_memory_is_aborted_with_the_reason(world: 
     assert "is lent and was not given back within 5 s" in aborted.finished_reason["message"]
     assert aborted.finished_reason["status_code"] == 503
     assert not world.batch.batch_is_full, "those behind it are admitted"
+
+
+def test_what_cannot_fit_is_aborted_once_the_donor_has_failed(world: World) -> None:
+    world.donor.stuck = world.lend_all()
+    world.donor.demand = 0
+    world.donor.state = "failed"
+    large, small = request(60 * PAGE_TOKENS, 8), request(4 * PAGE_TOKENS, 4)
+    world.scheduler.waiting_queue = [large, small]
+    assert not world.holds(large), "nobody waits for what does not come"
+    world.step()
+    assert world.scheduler.waiting_queue == [small]
+    (aborted,) = world.sent
+    assert "lending has failed: start the server again" in aborted.finished_reason["message"]
 
 
 def test_a_flush_keeps_lent_pages_out(world: World) -> None:

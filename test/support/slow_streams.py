@@ -24,7 +24,7 @@ from sglang.srt.swiftcache import loads, stores
 
 
 class SlowStreams:
-    """Takes the place of the device module for a controller, and of the paths of its pool."""
+    """Takes the place of the device module (`torch.cuda`), and of the paths of a pool."""
 
     def __init__(self) -> None:
         self.__name__ = "slow streams"
@@ -40,6 +40,9 @@ class SlowStreams:
 
     def Event(self) -> _Event:  # noqa: N802
         return _Event(self)
+
+    def current_stream(self) -> _Stream:
+        return self.current
 
     @contextmanager
     def stream(self, stream: _Stream) -> Iterator[None]:
@@ -137,6 +140,9 @@ class _Stream:
             work = self._queued.popleft()
             self.done += 1
             work()
+
+    def wait_event(self, event: _Event) -> None:
+        event.wait(self)
 
     def synchronize(self) -> None:
         self.do_up_to(self.end)

@@ -105,10 +105,13 @@ class ContenderServer:
             self._donors.start(settings.donor_timeout_s)
         self._server = ProcessTree(self.command, self.log_path, self.contender.env)
         self._wait_until_healthy(self._server)
-        self._verify(self._server)
+        self.check()
 
     def check(self) -> dict[str, Any]:
-        """``/server_info``, after making sure that it is this server's. Raises BenchmarkError."""
+        """``/server_info``, after making sure that it is this server's and as it was asked for.
+
+        Raises BenchmarkError.
+        """
         server = self._running_server()
         if server.exit_code is not None:
             raise server.failure(f"the server ended with exit code {server.exit_code}")
@@ -121,6 +124,9 @@ class ContenderServer:
                 f"another server answers on port {port}, not the one started for "
                 f"{self.contender.name!r}"
             )
+        self._verify_flags(info)
+        if self._donors is not None:
+            self._verify_donors(self._donors.names, info)
         return info
 
     def _stop(self) -> None:
@@ -146,8 +152,7 @@ class ContenderServer:
                 )
             time.sleep(POLL_INTERVAL_S)
 
-    def _verify(self, server: ProcessTree) -> None:
-        info = self.check()
+    def _verify_flags(self, info: dict[str, Any]) -> None:
         own = self._own_flags()
         self.flag_check = check_flags([*self._settings.common_flags, *own], info)
         own_names = {word.partition("=")[0] for word in own}
@@ -155,10 +160,8 @@ class ContenderServer:
             if flag in own_names:
                 raise BenchmarkError(
                     f"contender {self.contender.name!r} asked for {flag} {asked}, but the server "
-                    f"runs {runs}: SGLang changed it, see {server.log_path}"
+                    f"runs {runs}: SGLang changed it, see {self.log_path}"
                 )
-        if self._donors is not None:
-            self._verify_donors(self._donors.names, info)
 
     def _verify_donors(self, names: Sequence[str], info: dict[str, Any]) -> None:
         states = info.get("internal_states") or [{}]

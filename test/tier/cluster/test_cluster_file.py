@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from swiftcache_tier.cluster.commands import Member, waves
-from swiftcache_tier.cluster.config import ClusterFile, read_cluster_file
+from swiftcache_tier.cluster.config import ClusterFile, add_server_args, read_cluster_file
 from swiftcache_tier.cluster.environment import apply_environment, cluster_of_environment
 from swiftcache_tier.errors import SwiftCacheError
 
@@ -93,6 +93,14 @@ def test_a_server_for_the_whole_network_is_asked_on_this_machine(read: Read) -> 
     assert member.ready == "http://127.0.0.1:8000"
 
 
+@pytest.mark.parametrize("flags", ["--host 10.0.0.5 --x", "--x --host=10.0.0.5"])
+def test_a_host_for_all_servers_is_where_they_are_asked(read: Read, flags: str) -> None:
+    cluster, rest = add_server_args(read("servers: {a: {model: m}}"), flags)
+    ((member,),) = waves(cluster, Path("/run/there"), rest, launch=("serve",))
+    assert member.command[3:] == ("--host", "10.0.0.5", "--port", "8000", "--x")
+    assert member.ready == "http://10.0.0.5:8000"
+
+
 @pytest.mark.parametrize(
     ("text", "words"),
     [
@@ -149,6 +157,11 @@ def test_a_server_for_the_whole_network_is_asked_on_this_machine(read: Read) -> 
         ("servers: {1: {model: m}}", ["server name 1 ", "expected up to 64 letters"]),
         ("servers: {a: {model: m, args: '--x \"'}}", ["'a'", "split"]),
         ("{args: '\"', servers: {a: {model: m}}}", ["args", "split"]),
+        ("servers: {a: {model: m, args: --port 9}}", ["'a': args: --port cannot", "a port: "]),
+        ("{args: --host=0.0.0.0, servers: {a: {model: m}}}", ["args: --host cannot", "a host: "]),
+        ("{args: --swiftcache-runtime-dir /x, servers: {a: {model: m}}}", ["the --runtime-dir"]),
+        ("servers: {a: {model: m, env: {SWIFTCACHE_RUNTIME_DIR: /x}}}", ["'a': env", "not meet"]),
+        ("{env: {SWIFTCACHE_RUNTIME_DIR: /x}, servers: {a: {model: m}}}", ["env", "not meet"]),
         ("servers: {a: {model: m, donors: [auto]}}", ["'a'", "'none'", "receiver"]),
         ("servers: {a: {model: m, role: receiver, donors: [attic]}}", ["'a'", "'attic'"]),
         ("servers: {a: {model: m, role: receiver, donate: auto}}", ["'a'", "donor"]),

@@ -169,15 +169,16 @@ def test_servers_end_when_nobody_reads_their_lines(
     assert running(up.pids()) == set()
 
 
+@pytest.mark.parametrize("flags", [(), ("--dry-run",)])
 def test_a_port_that_is_taken_is_said_before_anything_starts(
-    swiftcache_up: Any, tmp_path: Any
+    swiftcache_up: Any, tmp_path: Any, flags: tuple[str, ...]
 ) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
         (tmp_path / "c.yaml").write_text("servers:\n" + server("a", port))
-        done = swiftcache_up(tmp_path / "c.yaml")
+        done = swiftcache_up(tmp_path / "c.yaml", *flags)
     assert done.returncode == 2
     assert done.stdout == ""
     assert done.stderr.count("\n") == 1
@@ -195,6 +196,22 @@ def test_a_dry_run_prints_what_would_be_typed(swiftcache_up: Any, tmp_path: Any)
     assert done.stdout.startswith("SWIFTCACHE_RUNTIME_DIR=")
     by_environment = swiftcache_up("--dry-run", SWIFTCACHE_MASTER_MODEL="m")
     assert "--model-path m" in by_environment.stdout
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        ("--port 9", "--server-args: --port cannot be among them: give the server a port: instead"),
+        ("--host", "--server-args: expected an address after --host, such as 0.0.0.0"),
+    ],
+)
+def test_flags_that_the_file_sets_are_refused_for_all(
+    swiftcache_up: Any, flags: str, words: str
+) -> None:
+    done = swiftcache_up(f"--server-args={flags}", SWIFTCACHE_MASTER_MODEL="m")
+    assert done.returncode == 2
+    assert done.stderr.count("\n") == 1
+    assert words in done.stderr
 
 
 def test_nothing_to_start_is_said_in_one_line(swiftcache_up: Any) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import socket
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -11,10 +12,19 @@ from typing import Any
 import pytest
 
 from support.raw_memory import run_child
+from swiftcache_tier.cli.exporter import DonorCollector
 from swiftcache_tier.control.credentials import Peer
 from swiftcache_tier.control.door import connect_door, leave_door, take_door
-from swiftcache_tier.control.messages import PROTOCOL, DrainRequest, LimitRequest, MessageError
+from swiftcache_tier.control.messages import (
+    PROTOCOL,
+    DrainRequest,
+    Hello,
+    LimitRequest,
+    MessageError,
+    encode,
+)
 from swiftcache_tier.control.query import query_status
+from swiftcache_tier.control.records import RecordChannel
 from swiftcache_tier.control.runtime_dir import DonorPaths, donor_paths
 from swiftcache_tier.donor import server
 from swiftcache_tier.donor.elastic import ElasticDonor
@@ -177,12 +187,17 @@ def test_a_drained_engine_keeps_its_memory_until_the_limit_is_lifted(
     receiver("vacate", True)
     done = swiftcache("drain", "engine", "--wait", "30")
     assert done.returncode == 0, done.stderr
-    assert "engine is drained: nothing is lent" in done.stdout
+    assert (
+        "engine is drained: nothing is lent until `swiftcache limit engine none`, or until it is "
+        "started again" in done.stdout
+    )
     wait_for(lambda: len(engine.poll()) == EXTENTS, "all is back")
     assert engine.donor.demand == 0
     status = swiftcache("status").stdout
     assert "drained, elastic" in status
-    assert swiftcache("limit", "engine", "none").returncode == 0
+    of_one = swiftcache("limit", "engine", "none", "--receiver", "r").stdout
+    assert "drained" not in of_one, "it still is"
+    assert "the drain of engine is lifted" in swiftcache("limit", "engine", "none").stdout
     wait_for(lambda: engine.donor.demand > 0, "it is wanted again")
 
 
@@ -208,6 +223,66 @@ def test_a_receiver_that_does_not_answer_degrades_what_it_holds(
         wait_for(lambda: len(engine.poll()) == EXTENTS, "until its process is gone")
     finally:
         engine.close()
+
+
+def test_a_donor_that_fails_takes_no_more_and_says_so(
+    engine: Engine,
+    start_receiver: Any,
+    swiftcache: Any,
+    wait_for: Callable[..., None],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    receiver = start_receiver("r", engine.spec)
+    wait_for(lambda: engine.donor.demand == EXTENTS, "the receiver wants all")
+    engine.lend(2)
+    wait_for(lambda: receiver("status")["bytes"] == 2 * EXTENT_BYTES, "two extents arrive")
+
+    def fail(now_s: float) -> None:
+        raise OSError(errno.ENOMEM, "Cannot allocate memory")
+
+    monkeypatch.setattr(engine.donor._server._lender, "tick", fail)
+    wait_for(lambda: engine.donor._stuck is not None, "a heartbeat has failed")
+    engine.lend(3)
+    assert engine.poll() == set(range(2, EXTENTS)), "what no receiver has is back at once"
+    assert engine.donor.demand == 0
+    engine.donor.aim(0)
+    assert engine.poll() == set(range(2, EXTENTS))
+    assert sum("lending has failed" in record.message for record in caplog.records) == 1
+    status = engine.donor.status()
+    assert status is not None
+    assert status.state == "failed"
+    assert (status.extents["degraded"], status.extents["free"], status.kept) == (2, 4, 4)
+    assert query_status(engine.plan.paths, engine.settings).state == "failed"
+    assert "failed" in swiftcache("status").stdout
+    (up,) = [
+        family.samples
+        for family in DonorCollector(engine.plan.paths.door.parent, engine.settings).collect()
+        if family.name == "swiftcache_donor_up"
+    ]
+    assert [sample.value for sample in up] == [0]
+    refused = swiftcache("limit", "engine", "none")
+    assert refused.returncode != 0
+    assert "start the server again" in refused.stderr
+
+
+def test_a_receiver_that_nothing_can_be_sent_to_is_lost_alone(
+    engine: Engine, wait_for: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    send = RecordChannel.send
+
+    async def no_memory(channel: RecordChannel, payload: bytes, *descriptors: Any) -> None:
+        if b"Welcome" in payload:
+            raise OSError(errno.ENOMEM, "Cannot allocate memory")
+        await send(channel, payload, *descriptors)
+
+    monkeypatch.setattr(RecordChannel, "send", no_memory)
+    with connect_door(engine.plan.paths) as connection:
+        connection.settimeout(60)
+        connection.send(encode(Hello(protocol=PROTOCOL, receiver="r")))
+        assert connection.recv(1) == b"", "its connection is closed"
+    wait_for(lambda: not query_status(engine.plan.paths, engine.settings).receivers, "it is gone")
+    assert query_status(engine.plan.paths, engine.settings).state == "serving"
 
 
 def test_a_donor_that_ends_leaves_its_successors_sockets(
@@ -245,7 +320,9 @@ def test_a_name_that_is_taken_is_refused(
 ) -> None:
     other = PoolMemory("cpu", EXTENT_BYTES, 1)
     plan = plan_pool_donor(other, engine.plan.paths, settings)
-    assert "taken" in one_line(ElasticDonor(plan, other, settings).start)
+    said = one_line(ElasticDonor(plan, other, settings).start)
+    assert "taken" in said
+    assert "choose another with --port, or end that donor" in said
     other.close()
 
 

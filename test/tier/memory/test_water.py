@@ -64,6 +64,7 @@ def test_what_was_lent_is_not_asked_back_at_once(
         ({"low": 0.4, "high": 0.3}, "the low one under the high one"),
         ({"low": -0.1}, "fractions"),
         ({"high": 1.5}, "fractions"),
+        ({"high": 1.0}, "nothing is left to lend"),
         ({"most": 0.0}, "donation of 0"),
         ({"most": 1.1}, "donation of 1.1"),
     ],

@@ -98,6 +98,11 @@ _CONFLICTS = (
         lambda a: a.enable_memory_saver,
         "it would release memory that others have mapped: drop the flag",
     ),
+    Conflict(
+        "--enable-pdmux",
+        lambda a: a.enable_pdmux,
+        "its event loop takes no step at which memory could be lent: drop the flag",
+    ),
     STREAMING_SESSION,
     Conflict(
         "--dllm-algorithm",

@@ -200,7 +200,8 @@ class Donation:
             self.totals.returned_extents += len(slots)
             self._came_back += len(slots)
             running_batch.batch_is_full = False
-        self._aim = min(self._aim, self._donor.handed_over)
+        # Of a donor that has failed nothing more comes back, asked for or not.
+        self._aim = 0 if self._has_failed() else min(self._aim, self._donor.handed_over)
         # What is stuck may never come, and all else goes on without it.
         if self._asked_s is not None and self._missing() <= self._stuck():
             spent_s, self._asked_s = now_s - self._asked_s, None
@@ -311,6 +312,10 @@ class Donation:
             return 0
         return reply.extents["degraded"] + reply.extents["orphaned"]
 
+    def _has_failed(self) -> bool:
+        reply = self._donor.status()
+        return reply is not None and reply.state == "failed"
+
     def _awaits(self) -> bool:
         """Whether memory is on its way back that is worth waiting for."""
         if self._asked_s is None or self._missing() <= self._stuck():
@@ -333,11 +338,16 @@ class Donation:
             running_batch.batch_is_full = False  # for it, admission was closed
 
     def _why_not(self, request: Any, owned: int) -> str:
+        if self._has_failed():
+            why = "and lending has failed: start the server again"
+        else:
+            why = (
+                f"and was not given back within {self._settings.reclaim_deadline_s:g} s; see "
+                f"`swiftcache status`, and try again later"
+            )
         return (
             f"the request needs {tokens_of_waiting(request, 0)} tokens of KV and {owned} of this "
-            f"server's {self._allocator.size} are its own now: the rest is lent and was not given "
-            f"back within {self._settings.reclaim_deadline_s:g} s; see `swiftcache status`, and "
-            f"try again later"
+            f"server's {self._allocator.size} are its own now: the rest is lent {why}"
         )
 
 
