@@ -238,6 +238,27 @@ def test_homes_with_nowhere_to_go_cost_a_request_its_place_and_nothing_else() ->
     tree.check()
 
 
+def fill_with_cold_copies(tree: StreamTree) -> None:
+    for kind in range(20):
+        assert tree.run([1000 + kind] * 24) is not None
+        tree.cache.check_hicache_events()
+    tree.cache.evict(EvictParams(num_tokens=tree.tokens_total))
+    assert tree.tier.free_blocks < 4
+
+
+def test_cold_copies_make_room_for_homes_that_must_move() -> None:
+    tree = StreamTree(2, 6, donor_extents=36)
+    tree.tier.join(2, 36)
+    fill_with_cold_copies(tree)
+    tree.tier.ask_back(1, range(36))
+    for _ in range(6):
+        tree.cache.check_hicache_events()
+        tree.check()
+    assert not tree.tier.waiting
+    assert tree.allocator.book.retired == 0
+    assert tree.run(prompt(1, 100)) is not None
+
+
 def test_a_tier_with_no_spare_block_still_evicts() -> None:
     tree = StreamTree(2, 6, donor_extents=31, extent_bytes=8192)
     assert tree.tier.free_blocks < 24

@@ -84,7 +84,7 @@ class StreamRadixCache(DonorRadixCache):
     def check_hicache_events(self) -> None:
         self.tier_pool.release_held()
         super().check_hicache_events()
-        self.homes.settle()
+        self.homes.settle(self._vacater.make_room)
 
     # -- requests -------------------------------------------------------------------------------
 
@@ -259,8 +259,9 @@ class StreamRadixCache(DonorRadixCache):
         return freed
 
     def renew_homes(self, pages: np.ndarray) -> bool:
-        """Fresh homes for pages whose old ones stay with a node; see `HomeKeeper.renew`."""
-        return self.homes.renew(pages, self.evict_host, self._vacater.forget_copies)
+        """`HomeKeeper.renew`, after what is colder has made room for it."""
+        self._vacater.make_room(len(pages))
+        return self.homes.renew(pages)
 
     def drop_window_node(self, node: TreeNode) -> int:
         """Forget an unlocked device leaf on window slots; the pages keep their homes.
