@@ -30,7 +30,7 @@ class HomeKeeper:
         self._pool = pool
         self._started = False
         self.retracted = 0
-        """Requests that were put back into the queue because their pages lost their homes."""
+        """Requests that were put back into the queue since pages had lost their homes."""
 
     def take_all(self) -> None:
         """Give every window page a home; nothing in the pool is in use.
@@ -125,6 +125,8 @@ class StreamVacater(Vacater):
             held = cache.allocator.rows.get(request.req_pool_idx, request.kv.kv_allocated_len)
             if np.isin(held, lost).any():
                 found.append(place)
+        if found:
+            self._no_room = False  # until the next look
         return min(found, key=lambda place: len(requests[place].output_ids), default=None)
 
     def make_room(self, blocks: int) -> None:
