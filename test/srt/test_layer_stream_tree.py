@@ -225,6 +225,8 @@ def test_homes_with_nowhere_to_go_cost_a_request_its_place_and_nothing_else() ->
     for _ in range(6):
         tree.cache.check_hicache_events()
         tree.retract_stranded()
+        lost = tree.allocator.book.pages_with_homes_in(tree.tier.must_vacate())
+        assert tree.allocator.book.in_use(lost).all(), "another request could get it"
         tree.check()
     assert not tree.running
     assert not tree.tier.waiting

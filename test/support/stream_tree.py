@@ -206,6 +206,7 @@ class StreamTree:
         )
         if not self.cache.shortage.may_go_on(adder, request):
             self.finish(request, insert=False)
+            self.cache.retire_lost_pages()
             return False
         self._room(tokens + PAGE + decodes)
         self._extend_by(request, tokens, beside)
@@ -306,6 +307,7 @@ class StreamTree:
         place = self.cache.stranded(self.decoding)
         if place is not None:
             self.finish(self.decoding[place], insert=False)
+            self.cache.retire_lost_pages()
 
     def _extend(self, request: Request, end: int, beside: Sequence[Request]) -> None:
         start = request.computed

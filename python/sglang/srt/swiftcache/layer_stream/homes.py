@@ -167,13 +167,19 @@ class StreamVacater(Vacater):
         pages = book.pages_with_homes_in(tier.must_vacate())
         if pages.size == 0:
             return
-        free = pages[~book.in_use(pages)]
         in_tree = self._pages_in_tree()
         held = np.setdiff1d(pages[book.in_use(pages)], in_tree)
         if held.size:
             self._rehome(held)
+        self.vacate_free_pages()
+
+    def vacate_free_pages(self) -> None:
+        """Nothing in them is worth a copy; a page without a fresh home retires."""
+        book, tier = self._stream_cache.allocator.book, self._cache.tier_pool.tier
+        pages = book.pages_with_homes_in(tier.must_vacate())
+        free = pages[~book.in_use(pages)]
         if free.size:
-            # nothing in them is worth a copy; a page without a fresh home retires
+            self._stream_cache.streamer.wait()
             self.make_room(len(free))
             fresh = tier.alloc(min(len(free), tier.free_blocks))
             assert fresh is not None

@@ -66,6 +66,7 @@ class Shortage:
         tells the result of one that was retracted from that of one that runs again only then.
         """
         release_kv_cache(req, self._cache, is_insert=False)
+        self._cache.retire_lost_pages()
         req.reset_for_retract()
         self._stopped.append(req)
 
@@ -78,9 +79,10 @@ class Shortage:
         before, self._retired = self._retired, self._cache.allocator.book.retired
         if self._retired < before:
             running_batch.batch_is_full = False  # for what is back now, admission was closed
-        if self._retired == 0 and not self._short_since_s:
-            return
-        beyond = [req for req in scheduler.waiting_queue if self.is_beyond(req)]
+        beyond = []
+        if self._retired:
+            backed = self.backed_tokens
+            beyond = [req for req in scheduler.waiting_queue if self._need(req) >= backed]
         known = self._short_since_s
         self._short_since_s = {req.rid: known.get(req.rid, now_s) for req in beyond}
         for req in beyond:

@@ -126,6 +126,10 @@ class StreamRadixCache(DonorRadixCache):
         """The place of a request that cannot go on where it is; see `StreamVacater`."""
         return self._vacater.stranded(requests)
 
+    def retire_lost_pages(self) -> None:
+        """Of a request that was retracted: others are not to lose their place for them, too."""
+        self._vacater.vacate_free_pages()
+
     def window_pages_of(self, requests: list[Req], prefix: TreeNode) -> int:
         """Distinct window pages that these requests hold, or that lead to ``prefix``."""
         rows = self.allocator.rows

@@ -187,6 +187,7 @@ def update_running_batch(original: Callable[..., Any], scheduler: Any, batch: An
             req = batch.reqs[place]
             rest = [i for i in range(len(batch.reqs)) if i != place]
             batch.release_req(place, len(rest), scheduler.server_args)
+            cache.retire_lost_pages()
             batch.filter_batch(keep_indices=rest)
             batch.batch_is_full = False
             cache.homes.retracted += 1
