@@ -78,6 +78,9 @@ class Settings:
     several requests run: at 350 GB/s 6 ms, about as long as such a step takes. A request that alone
     needs more waits until no other runs."""
 
+    window_wait_s: float = 30.0
+    """What a request that needs more of the layer window than donors back waits for them."""
+
     status_timeout_s: float = 2.0
     """A donor that has not answered after this is shown as unresponsive."""
 

@@ -27,6 +27,8 @@ CHUNK = ("--chunked-prefill-size", "256", "--random-seed", "1")
 TOLERANCE = 2e-3
 DONOR_BYTES = "12MiB"
 SETTLE_DEADLINE_S = 60.0
+# More than the next donor takes to come.
+WINDOW_WAIT_S = 20.0
 FAULTS = Path(__file__).resolve().parents[1] / "support" / "window_faults"
 POISON = {"PYTHONPATH": str(FAULTS), "TEST_POISON_WINDOW": "1"}
 
@@ -205,32 +207,127 @@ def test_a_donor_that_goes_while_a_request_streams(
     idle(streaming)
 
 
+@pytest.fixture(scope="module")
+def deserted(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """A server like ``streaming`` whose donors have gone; those of a test may come."""
+    folder = tmp_path_factory.mktemp("deserted")
+    server = Server(
+        tiny_model,
+        *window_flags(folder / "swiftcache", 16),
+        tmp_path=folder,
+        env=POISON | {"SWIFTCACHE_WINDOW_WAIT_S": str(WINDOW_WAIT_S)},
+    )
+    with Donor(server.runtime_dir, "early", size=DONOR_BYTES):
+        server.start()
+    try:
+        yield server
+    finally:
+        server.stop()
+
+
 def test_without_room_for_its_blocks_a_request_starts_over(
-    tiny_model: Path, all_regular: Server, tmp_path: Path
+    all_regular: Server, deserted: Server
 ) -> None:
     """The only donor leaves; the request waits for the next one, and says the same."""
-    runtime_dir = tmp_path / "rt"
     prompt = [(5 * n) % 480 + 10 for n in range(3 * REGULAR)]
     expected = _long_answer(all_regular, prompt)
-    with (
-        Donor(runtime_dir, "only", size=DONOR_BYTES) as only,
-        Server(tiny_model, *window_flags(runtime_dir, 16), tmp_path=tmp_path, env=POISON) as server,
-    ):
+    with Donor(deserted.runtime_dir, "only", size=DONOR_BYTES) as only:
+        _wait_for_donors(deserted, 1)
+        before = layer_stream(deserted)
         answer: list[list[int]] = []
-        thread = _in_background(lambda: answer.append(_long_answer(server, prompt)))
+        thread = _in_background(lambda: answer.append(_long_answer(deserted, prompt)))
         wait_until(
-            lambda: layer_stream(server)["bytes"]["gathered"] > 64 << 20,
+            lambda: (
+                layer_stream(deserted)["bytes"]["gathered"]
+                > before["bytes"]["gathered"] + (64 << 20)
+            ),
             SETTLE_DEADLINE_S,
             "the request decodes",
         )
         only.leave()
-        wait_until(
-            lambda: layer_stream(server)["retracted"] > 0, SETTLE_DEADLINE_S, "it is retracted"
+        _wait_for_retraction(deserted, before)
+    with Donor(deserted.runtime_dir, "next", size=DONOR_BYTES):
+        thread.join(REQUEST_TIMEOUT_S)
+        assert answer == [expected]
+        idle(deserted)
+
+
+def test_a_donor_that_leaves_between_two_chunks_of_a_prefill(
+    all_regular: Server, deserted: Server
+) -> None:
+    """What its next chunk was promised is gone; it waits for the next donor, and says the same."""
+    prompt = [(11 * n) % 480 + 10 for n in range(8 * REGULAR)]
+    expected = all_regular.generate(prompt, 8)[0]["output_ids"]
+    with Donor(deserted.runtime_dir, "only", size=DONOR_BYTES) as only:
+        _wait_for_donors(deserted, 1)
+        before = layer_stream(deserted)
+        answer: list[list[int]] = []
+        thread = _in_background(
+            lambda: answer.append(deserted.generate(prompt, 8)[0]["output_ids"])
         )
-        with Donor(runtime_dir, "next", size=DONOR_BYTES):
+        wait_until(
+            lambda: layer_stream(deserted)["window_slots"]["used"] > 0,
+            SETTLE_DEADLINE_S,
+            "the prefill is in the window",
+        )
+        deserted.pause()
+        assert layer_stream(deserted)["window_slots"]["used"] < 7 * REGULAR, "it has ended already"
+        only.leave()
+        wait_until(
+            lambda: layer_stream(deserted)["window_slots"]["retired"] > 0,
+            SETTLE_DEADLINE_S,
+            "pages retire",
+        )
+        deserted.go_on()
+        _wait_for_retraction(deserted, before)
+    with Donor(deserted.runtime_dir, "next", size=DONOR_BYTES):
+        thread.join(REQUEST_TIMEOUT_S)
+        assert answer == [expected]
+        idle(deserted)
+
+
+def test_a_decode_that_finds_no_room_since_a_donor_left(
+    all_regular: Server, deserted: Server
+) -> None:
+    """The donor that stays holds the prompt and not the answer."""
+    prompt = [(13 * n) % 480 + 10 for n in range(2400)]
+    expected = _long_answer(all_regular, prompt)
+    with Donor(deserted.runtime_dir, "stays", size="2MiB"):
+        with Donor(deserted.runtime_dir, "leaves", size="2MiB") as leaves:
+            _wait_for_donors(deserted, 2)
+            before = layer_stream(deserted)
+            answer: list[list[int]] = []
+            thread = _in_background(lambda: answer.append(_long_answer(deserted, prompt)))
+            wait_until(
+                lambda: layer_stream(deserted)["window_slots"]["used"] >= 2400 - REGULAR,
+                SETTLE_DEADLINE_S,
+                "the request decodes",
+            )
+            leaves.leave()
+            _wait_for_retraction(deserted, before)
+        with Donor(deserted.runtime_dir, "next", size="2MiB"):
             thread.join(REQUEST_TIMEOUT_S)
             assert answer == [expected]
-            idle(server)
+            idle(deserted)
+
+
+def test_a_request_that_donors_cannot_back_holds_nobody_up(deserted: Server) -> None:
+    """It waits for them, others pass it, and then it is told what was missing."""
+    prompt = [(17 * n) % 480 + 10 for n in range(6 * REGULAR)]
+    with Donor(deserted.runtime_dir, "small", size="1MiB"):
+        _wait_for_donors(deserted, 1)
+        answer: list[requests.Response] = []
+        thread = _in_background(
+            lambda: answer.append(_generate(deserted, uuid.uuid4().hex, prompt, 8))
+        )
+        passed = 0
+        while thread.is_alive():
+            deserted.generate(prompt[:20], 4)
+            passed += 1
+        assert passed > 0
+        assert answer[0].status_code == 503
+        assert "the request needs 3000 tokens of KV slots and 1520" in answer[0].text
+        idle(deserted)
 
 
 def _long_answer(server: Server, prompt: list[int]) -> list[int]:
@@ -238,19 +335,27 @@ def _long_answer(server: Server, prompt: list[int]) -> list[int]:
     return output
 
 
-def _generate(server: Server, rid: str, prompt: list[int], tokens: int) -> None:
+def _generate(server: Server, rid: str, prompt: list[int], tokens: int) -> requests.Response:
     body = {
         "rid": rid,
         "input_ids": prompt,
         "sampling_params": {"temperature": 0.0, "ignore_eos": True, "max_new_tokens": tokens},
     }
-    requests.post(server.url + "/generate", json=body, timeout=REQUEST_TIMEOUT_S)
+    return requests.post(server.url + "/generate", json=body, timeout=REQUEST_TIMEOUT_S)
 
 
 def _in_background(work: Callable[[], object]) -> threading.Thread:
     thread = threading.Thread(target=work, daemon=True)
     thread.start()
     return thread
+
+
+def _wait_for_retraction(server: Server, before: dict[str, Any]) -> None:
+    wait_until(
+        lambda: layer_stream(server)["retracted"] > before["retracted"],
+        SETTLE_DEADLINE_S,
+        "it is retracted",
+    )
 
 
 def _wait_for_donors(server: Server, count: int) -> None:

@@ -225,6 +225,8 @@ def test_homes_with_nowhere_to_go_cost_a_request_its_place_and_nothing_else() ->
     for _ in range(6):
         tree.cache.check_hicache_events()
         tree.retract_stranded()
+        lost = tree.allocator.book.pages_with_homes_in(tree.tier.must_vacate())
+        assert tree.allocator.book.in_use(lost).all(), "another request could get it"
         tree.check()
     assert not tree.running
     assert not tree.tier.waiting
@@ -235,6 +237,74 @@ def test_homes_with_nowhere_to_go_cost_a_request_its_place_and_nothing_else() ->
     tree.cache.check_hicache_events()
     assert tree.allocator.book.retired == 0
     assert tree.run(prompt(1, 100)) == 28, "what was on regular slots is still there"
+    tree.check()
+
+
+def fill_with_cold_copies(tree: StreamTree) -> None:
+    for kind in range(20):
+        assert tree.run([1000 + kind] * 24) is not None
+        tree.cache.check_hicache_events()
+    tree.cache.evict(EvictParams(num_tokens=tree.tokens_total))
+    assert tree.tier.free_blocks < 4
+
+
+def test_cold_copies_make_room_for_homes_that_must_move() -> None:
+    tree = StreamTree(2, 6, donor_extents=36)
+    tree.tier.join(2, 36)
+    fill_with_cold_copies(tree)
+    tree.tier.ask_back(1, range(36))
+    for _ in range(6):
+        tree.cache.check_hicache_events()
+        tree.check()
+    assert not tree.tier.waiting
+    assert tree.allocator.book.retired == 0
+    assert tree.run(prompt(1, 100)) is not None
+
+
+def test_a_prefill_whose_promised_pages_went_with_a_donor_starts_over() -> None:
+    """Between two of its chunks; SGLang takes the next one without looking for room."""
+    tree = StreamTree(2, 6, donor_extents=48)
+    request = tree.start_in_chunks(prompt(1, 100))
+    assert request is not None
+    assert tree.next_chunk(8)
+    tree.tier.ask_back(1, range(48))
+    chunks = 1
+    while tree.next_chunk(8):
+        tree.check()
+        chunks += 1
+    assert 8 * chunks <= 28, "it went on as long as there were slots"
+    tree.check()
+    assert not tree.running
+    tree.cache.check_hicache_events()
+    assert not tree.tier.waiting
+    tree.tier.join(2, 48)
+    tree.cache.check_hicache_events()
+    assert tree.run(prompt(1, 100)) == 8 * chunks, "what it had computed is still there"
+    tree.check()
+
+
+def test_a_prefill_whose_pages_lose_their_homes_starts_over() -> None:
+    tree = StreamTree(2, 6, donor_extents=48)
+    assert tree.start_in_chunks(prompt(1, 100)) is not None
+    assert tree.next_chunk(80)
+    assert window_tokens(tree) > 0
+    tree.tier.ask_back(1, range(48))
+    assert not tree.next_chunk(8)
+    for _ in range(3):
+        tree.cache.check_hicache_events()
+        tree.check()
+    assert not tree.tier.waiting
+
+
+def test_a_chunk_leaves_room_for_the_decodes_in_its_forward() -> None:
+    tree = StreamTree(2, 6, donor_extents=48)
+    others = [tree.start(prompt(kind, 8)) for kind in (2, 3)]
+    assert tree.start_in_chunks(prompt(1, 100)) is not None
+    tree.tier.ask_back(1, range(48))
+    tree.cache.check_hicache_events()
+    free = tree.allocator.available_size()
+    assert tree.allocator.book.free_window == 0
+    assert not tree.next_chunk(free, [other for other in others if other])
     tree.check()
 
 
@@ -311,18 +381,28 @@ class StreamMachine(RuleBasedStateMachine):
         ids = prompt(kind, tokens)
         ids[len(ids) // 2 :] = [t + tail for t in ids[len(ids) // 2 :]]
         if len(self.tree.running) < 3:
-            self.tree.start(ids, chunk, beside=self.tree.running[:1] if tail else ())
+            self.tree.start(ids, chunk, beside=self.tree.decoding[:1] if tail else ())
 
-    @precondition(lambda self: self.tree.running)
+    @rule(kind=st.integers(0, 4), tokens=st.integers(20, 110))
+    def request_in_chunks(self, kind: int, tokens: int) -> None:
+        self.tree.start_in_chunks(prompt(kind, tokens))
+
+    @precondition(lambda self: self.tree.chunked)
+    @rule(tokens=st.sampled_from([8, 11, 32]), mixed=st.booleans())
+    def chunk(self, tokens: int, mixed: bool) -> None:
+        self.tree.next_chunk(tokens, self.tree.decoding if mixed else ())
+
+    @precondition(lambda self: self.tree.decoding)
     @rule(steps=st.integers(1, 6), token=st.integers(1, 3))
     def decode(self, steps: int, token: int) -> None:
         for _ in range(steps):
-            self.tree.decode(self.tree.running, token)
+            self.tree.decode(self.tree.decoding, token)
 
     @precondition(lambda self: self.tree.running)
     @rule(abort=st.booleans())
     def end(self, abort: bool) -> None:
-        self.tree.finish(self.tree.running[0], insert=not abort)
+        first = self.tree.running[0]
+        self.tree.finish(first, insert=not abort and first is not self.tree.chunked)
 
     @rule(key=st.integers(1, 3), extents=st.integers(1, 40))
     def join(self, key: int, extents: int) -> None:
@@ -389,7 +469,7 @@ class StreamMachine(RuleBasedStateMachine):
         if not hasattr(self, "tree"):
             return
         while self.tree.running:
-            self.tree.finish(self.tree.running[0])
+            self.end(abort=False)
         for key, slots in self.lent.items():
             if slots:
                 self.tree.tier.ask_back(key, sorted(slots))

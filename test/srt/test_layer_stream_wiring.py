@@ -61,6 +61,8 @@ def test_without_a_window_nothing_is_changed() -> None:
     assert wiring.run_forward(original, STOCK, 1, a=2) == ((STOCK, 1), {"a": 2})
     assert wiring.add_one_req(original, STOCK, "req", x=1) == ((STOCK, "req"), {"x": 1})
     assert wiring.update_running_batch(original, STOCK, "batch") == ((STOCK, "batch"), {})
+    assert wiring.add_chunked_req(original, STOCK, "req") == ((STOCK, "req"), {})
+    assert wiring.retract_decode(original, STOCK, "args") == ((STOCK, "args"), {})
     assert wiring.can_run_prefill_graph(original, STOCK, 3) == ((STOCK, 3), {})
     assert wiring.graph_key(original, STOCK, 8) == ((STOCK, 8, None, None), {})
     assert wiring.build_pool(original, STOCK, mha_pool_class=int)[1] == {"mha_pool_class": int}
@@ -68,6 +70,7 @@ def test_without_a_window_nothing_is_changed() -> None:
     args = SimpleNamespace(swiftcache_layer_stream="off")
     configurator = SimpleNamespace(server_args=args)
     assert wiring.size_pool(original, configurator, 5) == ((configurator, 5), {})
+    wiring.after_admission(None, STOCK)
     wiring.note_extend(None, STOCK)
     wiring.note_decode(None, STOCK)
     wiring.attach_streamer(None, STOCK.model_runner)

@@ -49,6 +49,10 @@ class Request:
     def tokens(self) -> array[int]:
         return self.origin_input_ids + self.output_ids
 
+    @property
+    def full_untruncated_fill_ids(self) -> array[int]:
+        return self.tokens
+
     def get_fill_ids(self) -> array[int]:
         return self.tokens[: self.computed]
 
@@ -104,6 +108,8 @@ class StreamTree:
         )
         self.free_rows = list(range(MAX_ROWS))
         self.running: list[Request] = []
+        self.chunked: Request | None = None
+        """The one of them whose prefill has not ended."""
         args = SimpleNamespace(
             swiftcache_donors=[],
             swiftcache_runtime_dir="/nowhere",
@@ -171,6 +177,49 @@ class StreamTree:
 
         beside: requests that decode one token in the same forward as the last chunk.
         """
+        request = self._admit(tokens, PAGE * len(beside))
+        if request is not None:
+            while len(request.tokens) - request.computed > (chunk or len(tokens)):
+                self._extend_by(request, chunk or len(tokens))
+            self._extend_by(request, len(tokens), beside)
+        return request
+
+    def start_in_chunks(self, tokens: Sequence[int]) -> Request | None:
+        """Its prefill is done by `next_chunk`. None if it does not fit, or if there is one."""
+        if self.chunked is None:
+            self.chunked = self._admit(tokens)
+            return self.chunked
+        return None
+
+    def next_chunk(self, tokens: int, beside: Sequence[Request] = ()) -> bool:
+        """A step of the scheduler that goes on with `chunked`. False if it was stopped instead.
+
+        beside: requests that decode one token in the same forward.
+        """
+        self.cache.check_hicache_events()
+        request = self.chunked
+        assert request is not None
+        decodes = PAGE * sum(other.computed % PAGE == 0 for other in beside)
+        adder = SimpleNamespace(
+            rem_chunk_tokens=tokens,
+            running_batch=SimpleNamespace(new_tokens_required_next_decode=lambda: decodes),
+        )
+        if not self.cache.shortage.may_go_on(adder, request):
+            self.finish(request, insert=False)
+            self.cache.retire_lost_pages()
+            return False
+        self._room(tokens + PAGE + decodes)
+        self._extend_by(request, tokens, beside)
+        if request.computed == len(request.tokens):
+            self.chunked = None
+        return True
+
+    @property
+    def decoding(self) -> list[Request]:
+        return [request for request in self.running if request is not self.chunked]
+
+    def _admit(self, tokens: Sequence[int], more: int = 0) -> Request | None:
+        """A request with a row, and room for its tokens and so many ``more``."""
         cache = self.cache
         cache.check_hicache_events()
         ids = array("q", tokens)
@@ -200,7 +249,7 @@ class StreamTree:
             request.prefix_indices = torch.cat([request.prefix_indices, loaded])
             request.cache_protected_len = len(request.prefix_indices)
         cache.inc_lock_ref(request.last_node)
-        needed = len(ids) - len(request.prefix_indices) + PAGE + PAGE * len(beside)
+        needed = len(ids) - len(request.prefix_indices) + PAGE + more
         if not self.free_rows or not self._room(needed):
             cache.dec_lock_ref(request.last_node)
             self._begin_loads()
@@ -209,13 +258,12 @@ class StreamTree:
         request.req_pool_idx = self.free_rows.pop()
         request.computed = len(request.prefix_indices)
         self.running.append(request)
-        while request.computed < len(ids):
-            end = len(ids) if chunk is None else min(len(ids), request.computed + chunk)
-            self._extend(request, end, beside if end == len(ids) else ())
-            if end < len(ids):
-                cache.cache_unfinished_req(request, chunked=True)
-        cache.cache_unfinished_req(request)
         return request
+
+    def _extend_by(self, request: Request, tokens: int, beside: Sequence[Request] = ()) -> None:
+        end = min(len(request.tokens), request.computed + tokens)
+        self._extend(request, end, beside)
+        self.cache.cache_unfinished_req(request, chunked=end < len(request.tokens))
 
     def decode(self, requests: Sequence[Request], token: int) -> bool:
         """One more token each, in one batch. False if it does not fit."""
@@ -240,6 +288,8 @@ class StreamTree:
 
     def finish(self, request: Request, *, insert: bool = True) -> None:
         self.running.remove(request)
+        if request is self.chunked:
+            self.chunked = None
         self.cache.cache_finished_req(request, is_insert=insert, kv_len_to_handle=request.computed)
         self.free_rows.append(request.req_pool_idx)
 
@@ -254,9 +304,10 @@ class StreamTree:
         return int(cached)
 
     def retract_stranded(self) -> None:
-        place = self.cache.stranded(self.running)
+        place = self.cache.stranded(self.decoding)
         if place is not None:
-            self.finish(self.running[place], insert=False)
+            self.finish(self.decoding[place], insert=False)
+            self.cache.retire_lost_pages()
 
     def _extend(self, request: Request, end: int, beside: Sequence[Request]) -> None:
         start = request.computed

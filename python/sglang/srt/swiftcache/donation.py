@@ -6,12 +6,10 @@ import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from http import HTTPStatus
 from typing import Any
 
-from sglang.srt.managers.io_struct import AbortReq
-
 from sglang.srt.swiftcache import donate_checks
+from sglang.srt.swiftcache.aborting import abort
 from sglang.srt.swiftcache.compaction import Compactor
 from sglang.srt.swiftcache.donation_metrics import DonationMetrics
 from sglang.srt.swiftcache.elastic_allocator import ElasticAllocator
@@ -349,13 +347,3 @@ class Donation:
             f"the request needs {tokens_of_waiting(request, 0)} tokens of KV and {owned} of this "
             f"server's {self._allocator.size} are its own now: the rest is lent {why}"
         )
-
-
-def abort(scheduler: Any, request: Any, why: str) -> None:
-    """End a request that waits, and tell whoever sent it."""
-    scheduler.waiting_queue = [r for r in scheduler.waiting_queue if r is not request]
-    logger.warning("SwiftCache: aborted request %s: %s", request.rid, why)
-    reason = {"type": "abort", "status_code": HTTPStatus.SERVICE_UNAVAILABLE, "message": why}
-    scheduler.ipc_channels.send_to_tokenizer.send_output(
-        AbortReq(finished_reason=reason, rid=request.rid), request
-    )

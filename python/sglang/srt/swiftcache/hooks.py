@@ -217,8 +217,35 @@ HOOKS = (
         "others; and one waits for lent memory on its way back, rather than have a hot prefix "
         "evicted",
         on_upgrade="still asked of each request before it is admitted; after OTHER the queue stays "
-        "as it is, and open; rem_total_tokens still counts all that is evictable, and "
-        "rem_total_token_offset what is reserved",
+        "as it is, and open, and after CONTINUE the next one is asked; rem_total_tokens still "
+        "counts all that is evictable, and rem_total_token_offset what is reserved",
+    ),
+    Hook(
+        "sglang.srt.managers.schedule_policy.PrefillAdder.add_chunked_req",
+        HookType.AROUND,
+        stream_wiring.add_chunked_req,
+        reason="what was promised to a prefill in chunks may be gone with a donor, and SGLang ends "
+        "when a chunk finds no room",
+        on_upgrade="None still means that no prefill goes on; the last chunk has been stashed; "
+        "process_pending_chunked_abort still releases a request at this point, whose last chunk "
+        "may be in flight",
+    ),
+    Hook(
+        "sglang.srt.managers.scheduler.Scheduler.get_new_batch_prefill",
+        HookType.AFTER,
+        stream_wiring.after_admission,
+        reason="the adder has no queue to put a stopped prefill into; and once a step, to refuse "
+        "who has waited too long for donors",
+        on_upgrade="called at every step, idle ones too; returns a plan with running_batch; the "
+        "result of a request with is_retracted is still dropped",
+    ),
+    Hook(
+        "sglang.srt.managers.schedule_batch.ScheduleBatch.retract_decode",
+        HookType.AROUND,
+        stream_wiring.retract_decode,
+        reason="SGLang aborts the last request that finds no room, for which donors may come",
+        on_upgrade="still (retracted, new_token_ratio, to_abort), all released; to_abort differs "
+        "in to_finish alone",
     ),
     Hook(
         "sglang.srt.managers.scheduler.Scheduler.update_running_batch",

@@ -18,7 +18,12 @@ def tokens_of_running(requests: list[Any], new_token_ratio: float) -> int:
 def tokens_of_waiting(request: Any, page_size: int) -> int:
     """What a request takes that is admitted now: prompt, less what is cached of it, and answer."""
     cached = 0 if request.prefix_indices is None else len(request.prefix_indices)
-    prompt = len(request.origin_input_ids) + len(request.output_ids) - cached
+    return tokens_at_end(request, page_size) - cached
+
+
+def tokens_at_end(request: Any, page_size: int) -> int:
+    """What a request has when it ends, and a page as SGLang reckons: prompt and answer."""
+    prompt = len(request.origin_input_ids) + len(request.output_ids)
     return prompt + _new_tokens(request) + page_size
 
 

@@ -30,7 +30,7 @@ class HomeKeeper:
         self._pool = pool
         self._started = False
         self.retracted = 0
-        """Requests that were put back into the queue because their pages lost their homes."""
+        """Requests that were put back into the queue since pages had lost their homes."""
 
     def take_all(self) -> None:
         """Give every window page a home; nothing in the pool is in use.
@@ -55,26 +55,24 @@ class HomeKeeper:
                 raise SwiftCacheError(f"{missing}: lend more or ask for a smaller window")
             logger.warning("%s: the rest of the window waits for donors", missing)
 
-    def settle(self) -> None:
-        """Retired pages come back when the tier has blocks again. Called at every step."""
-        tier = self._pool.tier
-        if self._book.retired and tier.free_blocks and tier.must_vacate().size == 0:
-            pages = self._book.retired_pages()[: tier.free_blocks]
-            blocks = tier.alloc(len(pages))
-            assert blocks is not None
-            self._book.set_homes(pages, blocks)
+    def settle(self, make_room: Callable[[int], None]) -> None:
+        """Retired pages come back when the tier has blocks again. Called at every step.
 
-    def renew(self, pages: np.ndarray, *make_room: Callable[[int], Any]) -> bool:
-        """Fresh homes for window pages whose old ones stay with a node. False if there are none.
-
-        make_room: ways to free tokens of the tier, tried in turn where it has too few blocks.
+        make_room: gives up copies until so many blocks are free.
         """
-        tier = self._pool.tier
+        tier, book = self._pool.tier, self._book
+        if book.retired == 0 or tier.must_vacate().size:
+            return
+        if tier.used_blocks > len(book.homes()):  # the rest are copies
+            make_room(book.retired)
+        pages = book.retired_pages()[: tier.free_blocks]
         blocks = tier.alloc(len(pages))
-        for way in make_room:
-            if blocks is None:
-                way((len(pages) - tier.free_blocks) * self._pool.page_size)
-                blocks = tier.alloc(len(pages))
+        assert blocks is not None
+        book.set_homes(pages, blocks)
+
+    def renew(self, pages: np.ndarray) -> bool:
+        """Fresh homes for window pages whose old ones stay with a node. False if there are none."""
+        blocks = self._pool.tier.alloc(len(pages))
         if blocks is None:
             return False
         self._book.set_homes(pages, blocks)
@@ -112,7 +110,7 @@ class StreamVacater(Vacater):
         self._vacate_homes()
 
     def stranded(self, requests: Sequence[Any]) -> int | None:
-        """A running request that holds pages whose homes can be neither kept nor moved: its place.
+        """A request that holds pages whose homes can be neither kept nor moved: its place.
 
         One at a time, the one with the least output: what it frees may do for the others.
         """
@@ -127,7 +125,17 @@ class StreamVacater(Vacater):
             held = cache.allocator.rows.get(request.req_pool_idx, request.kv.kv_allocated_len)
             if np.isin(held, lost).any():
                 found.append(place)
+        if found:
+            self._no_room = False  # until the next look
         return min(found, key=lambda place: len(requests[place].output_ids), default=None)
+
+    def make_room(self, blocks: int) -> None:
+        """Give up copies, those that only donors have first, until so many blocks are free."""
+        cache, tier = self._stream_cache, self._cache.tier_pool.tier
+        if tier.free_blocks < blocks:
+            cache.evict_host((blocks - tier.free_blocks) * cache.page_size)
+        if tier.free_blocks < blocks:
+            self.forget_copies((blocks - tier.free_blocks) * cache.page_size)
 
     def forget_copies(self, tokens: int) -> None:
         """Give up copies of nodes that are on regular slots, leaf first and coldest first.
@@ -159,13 +167,20 @@ class StreamVacater(Vacater):
         pages = book.pages_with_homes_in(tier.must_vacate())
         if pages.size == 0:
             return
-        free = pages[~book.in_use(pages)]
         in_tree = self._pages_in_tree()
         held = np.setdiff1d(pages[book.in_use(pages)], in_tree)
         if held.size:
             self._rehome(held)
+        self.vacate_free_pages()
+
+    def vacate_free_pages(self) -> None:
+        """Nothing in them is worth a copy; a page without a fresh home retires."""
+        book, tier = self._stream_cache.allocator.book, self._cache.tier_pool.tier
+        pages = book.pages_with_homes_in(tier.must_vacate())
+        free = pages[~book.in_use(pages)]
         if free.size:
-            # nothing in them is worth a copy; a page without a fresh home retires
+            self._stream_cache.streamer.wait()
+            self.make_room(len(free))
             fresh = tier.alloc(min(len(free), tier.free_blocks))
             assert fresh is not None
             tier.free(book.set_homes(free[: len(fresh)], fresh))
@@ -175,10 +190,7 @@ class StreamVacater(Vacater):
         """Copy the homes of pages in use to other blocks, as far as there are any."""
         cache, pool = self._stream_cache, self._cache.tier_pool
         book, tier = cache.allocator.book, pool.tier
-        if tier.free_blocks < len(pages):
-            cache.evict_host((len(pages) - tier.free_blocks) * cache.page_size)
-        if tier.free_blocks < len(pages):
-            self.forget_copies((len(pages) - tier.free_blocks) * cache.page_size)
+        self.make_room(len(pages))
         if tier.free_blocks < len(pages):
             self._take_from_free_pages(len(pages) - tier.free_blocks)
         count = min(len(pages), tier.free_blocks)

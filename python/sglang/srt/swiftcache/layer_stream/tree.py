@@ -29,6 +29,7 @@ from sglang.srt.swiftcache.layer_stream.homes import HomeKeeper, StreamVacater
 from sglang.srt.swiftcache.layer_stream.loading import WindowLoader
 from sglang.srt.swiftcache.layer_stream.planning import distinct_window_pages, plan_forward
 from sglang.srt.swiftcache.layer_stream.rows import known_pages, pages_of, with_pages
+from sglang.srt.swiftcache.layer_stream.shortage import Shortage
 from sglang.srt.swiftcache.layer_stream.streamer import NO_IDS, ForwardPlan, LayerStreamer
 
 if TYPE_CHECKING:
@@ -57,6 +58,7 @@ class StreamRadixCache(DonorRadixCache):
         self.token_to_kv_pool_allocator.make_regular_room = self.make_regular_room
         self._vacater: StreamVacater = StreamVacater(self)
         self.admission = Admission(self)
+        self.shortage = Shortage(self)
 
     @property
     def allocator(self) -> StreamAllocator:
@@ -84,7 +86,7 @@ class StreamRadixCache(DonorRadixCache):
     def check_hicache_events(self) -> None:
         self.tier_pool.release_held()
         super().check_hicache_events()
-        self.homes.settle()
+        self.homes.settle(self._vacater.make_room)
 
     # -- requests -------------------------------------------------------------------------------
 
@@ -121,10 +123,12 @@ class StreamRadixCache(DonorRadixCache):
         return plan_forward(batch, self.allocator.book, self.allocator.rows, self.tier_pool)
 
     def stranded(self, requests: list[Req]) -> int | None:
-        """The place of a running request that cannot go on where it is; see `StreamVacater`."""
-        place = self._vacater.stranded(requests)
-        self.homes.retracted += place is not None
-        return place
+        """The place of a request that cannot go on where it is; see `StreamVacater`."""
+        return self._vacater.stranded(requests)
+
+    def retire_lost_pages(self) -> None:
+        """Of a request that was retracted: others are not to lose their place for them, too."""
+        self._vacater.vacate_free_pages()
 
     def window_pages_of(self, requests: list[Req], prefix: TreeNode) -> int:
         """Distinct window pages that these requests hold, or that lead to ``prefix``."""
@@ -259,8 +263,9 @@ class StreamRadixCache(DonorRadixCache):
         return freed
 
     def renew_homes(self, pages: np.ndarray) -> bool:
-        """Fresh homes for pages whose old ones stay with a node; see `HomeKeeper.renew`."""
-        return self.homes.renew(pages, self.evict_host, self._vacater.forget_copies)
+        """`HomeKeeper.renew`, after what is colder has made room for it."""
+        self._vacater.make_room(len(pages))
+        return self.homes.renew(pages)
 
     def drop_window_node(self, node: TreeNode) -> int:
         """Forget an unlocked device leaf on window slots; the pages keep their homes.

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +13,8 @@ from sglang.srt.swiftcache.one_line_exit import one_line_exit
 if TYPE_CHECKING:
     from sglang.srt.swiftcache.layer_stream.streamer import LayerStreamer
     from sglang.srt.swiftcache.layer_stream.tree import StreamRadixCache
+
+logger = logging.getLogger(__name__)
 
 STREAMED_VARIANT = "streamed"
 
@@ -146,12 +150,30 @@ def add_one_req(
     """PrefillAdder.add_one_req: what would stream too much waits, as for want of slots."""
     cache = _stream_cache(adder.tree_cache)
     if cache is not None:
-        if not cache.admission.may_run(adder, req):
-            from sglang.srt.managers.schedule_policy import AddReqResult
+        from sglang.srt.managers.schedule_policy import AddReqResult
 
+        if cache.shortage.is_beyond(req):
+            return AddReqResult.CONTINUE  # with those behind it
+        if not cache.admission.may_run(adder, req):
             return AddReqResult.NO_TOKEN
         cache.promote(req)
     return original(adder, req, *args, **kwargs)
+
+
+def add_chunked_req(original: Callable[..., Any], adder: Any, req: Any) -> Any:
+    """PrefillAdder.add_chunked_req: SGLang takes the next chunk without looking for room."""
+    cache = _stream_cache(adder.tree_cache)
+    if cache is None or cache.shortage.may_go_on(adder, req):
+        return original(adder, req)
+    cache.shortage.stop(req)
+    return None
+
+
+def after_admission(plan: Any, scheduler: Any, *_: Any) -> None:
+    """Scheduler.get_new_batch_prefill: prefills that were stopped, and who waits for donors."""
+    cache = _stream_cache(scheduler.tree_cache)
+    if cache is not None:
+        cache.shortage.step(scheduler, plan.running_batch, time.monotonic())
 
 
 def update_running_batch(original: Callable[..., Any], scheduler: Any, batch: Any) -> Any:
@@ -160,13 +182,34 @@ def update_running_batch(original: Callable[..., Any], scheduler: Any, batch: An
     if cache is not None:
         place = cache.stranded(batch.reqs)
         if place is not None:
+            from sglang.srt.swiftcache.layer_stream.shortage import requeue
+
             req = batch.reqs[place]
             rest = [i for i in range(len(batch.reqs)) if i != place]
             batch.release_req(place, len(rest), scheduler.server_args)
+            cache.retire_lost_pages()
             batch.filter_batch(keep_indices=rest)
             batch.batch_is_full = False
-            scheduler._add_request_to_queue(req, is_retracted=True)
+            cache.homes.retracted += 1
+            requeue(scheduler, req)
     return original(scheduler, batch)
+
+
+def retract_decode(original: Callable[..., Any], batch: Any, *args: Any) -> Any:
+    """ScheduleBatch.retract_decode: the last request, too, is retracted while donors are missing.
+
+    SGLang aborts it, since nobody else is left who could give it room.
+    """
+    cache = _stream_cache(batch.tree_cache)
+    if cache is None or cache.allocator.book.retired == 0:
+        return original(batch, *args)
+    endings = {req.rid: req.to_finish for req in batch.reqs}
+    retracted, new_token_ratio, to_abort = original(batch, *args)
+    for req in to_abort:
+        req.to_finish = endings[req.rid]
+        logger.warning("SwiftCache: request %s is not aborted: it waits for donors", req.rid)
+    cache.homes.retracted += len(to_abort)
+    return retracted + to_abort, new_token_ratio, []
 
 
 def capture_shape(
