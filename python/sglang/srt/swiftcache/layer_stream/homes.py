@@ -129,7 +129,7 @@ class StreamVacater(Vacater):
             self._no_room = False  # until the next look
         return min(found, key=lambda place: len(requests[place].output_ids), default=None)
 
-    def make_room(self, blocks: int) -> None:
+    def evict_copies(self, blocks: int) -> None:
         """Give up copies, those that only donors have first, until so many blocks are free."""
         cache, tier = self._stream_cache, self._cache.tier_pool.tier
         if tier.free_blocks < blocks:
@@ -180,7 +180,7 @@ class StreamVacater(Vacater):
         free = pages[~book.in_use(pages)]
         if free.size:
             self._stream_cache.streamer.wait()
-            self.make_room(len(free))
+            self.evict_copies(len(free))
             fresh = tier.alloc(min(len(free), tier.free_blocks))
             assert fresh is not None
             tier.free(book.set_homes(free[: len(fresh)], fresh))
@@ -190,7 +190,7 @@ class StreamVacater(Vacater):
         """Copy the homes of pages in use to other blocks, as far as there are any."""
         cache, pool = self._stream_cache, self._cache.tier_pool
         book, tier = cache.allocator.book, pool.tier
-        self.make_room(len(pages))
+        self.evict_copies(len(pages))
         if tier.free_blocks < len(pages):
             self._take_from_free_pages(len(pages) - tier.free_blocks)
         count = min(len(pages), tier.free_blocks)

@@ -86,7 +86,7 @@ class StreamRadixCache(DonorRadixCache):
     def check_hicache_events(self) -> None:
         self.tier_pool.release_held()
         super().check_hicache_events()
-        self.homes.settle(self._vacater.make_room)
+        self.homes.settle(self._vacater.evict_copies)
 
     # -- requests -------------------------------------------------------------------------------
 
@@ -264,7 +264,7 @@ class StreamRadixCache(DonorRadixCache):
 
     def renew_homes(self, pages: np.ndarray) -> bool:
         """`HomeKeeper.renew`, after what is colder has made room for it."""
-        self._vacater.make_room(len(pages))
+        self._vacater.evict_copies(len(pages))
         return self.homes.renew(pages)
 
     def drop_window_node(self, node: TreeNode) -> int:

@@ -169,7 +169,7 @@ def add_chunked_req(original: Callable[..., Any], adder: Any, req: Any) -> Any:
     return None
 
 
-def after_admission(plan: Any, scheduler: Any, *_: Any) -> None:
+def after_admission(plan: Any, scheduler: Any, *_: Any, **__: Any) -> None:
     """Scheduler.get_new_batch_prefill: prefills that were stopped, and who waits for donors."""
     cache = _stream_cache(scheduler.tree_cache)
     if cache is not None:
