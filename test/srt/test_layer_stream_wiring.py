@@ -68,8 +68,11 @@ def test_without_a_window_nothing_is_changed() -> None:
     args = SimpleNamespace(swiftcache_layer_stream="off")
     configurator = SimpleNamespace(server_args=args)
     assert wiring.size_pool(original, configurator, 5) == ((configurator, 5), {})
-    wiring.note_extend(None, STOCK)
-    wiring.note_decode(None, STOCK)
+    assert wiring.alloc_for_extend(original, STOCK) == ((STOCK,), {})
+    assert wiring.alloc_for_decode(original, STOCK, token_per_req=1) == (
+        (STOCK,),
+        {"token_per_req": 1},
+    )
     wiring.attach_streamer(None, STOCK.model_runner)
 
 

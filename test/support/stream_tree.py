@@ -44,6 +44,12 @@ class Request:
     output_ids: array[int] = field(default_factory=lambda: array("q"))
     extra_key: str | None = None
     priority: int = 0
+    swiftcache_streams: bool = False
+    max_new_tokens: int = 0
+
+    @property
+    def sampling_params(self) -> SimpleNamespace:
+        return SimpleNamespace(max_new_tokens=self.max_new_tokens)
 
     @property
     def tokens(self) -> array[int]:
@@ -166,10 +172,13 @@ class StreamTree:
         chunk: int | None = None,
         *,
         beside: Sequence[Request] = (),
+        streams: bool = False,
+        output: int = 0,
     ) -> Request | None:
         """Match, load back, prefill (in chunks of so many tokens). None if it does not fit.
 
-        beside: requests that decode one token in the same forward as the last chunk.
+        beside: requests that decode one token in the same forward as the last chunk. streams: it
+        was admitted as one that does not fit in regular slots. output: tokens that it may decode.
         """
         cache = self.cache
         cache.check_hicache_events()
@@ -181,7 +190,26 @@ class StreamTree:
         request = Request(
             -1, ids, match.device_indices, match.last_device_node, len(match.device_indices)
         )
-        cache.promote(request)
+        request.swiftcache_streams, request.max_new_tokens = streams, output
+        with self.allocator.slots_for([request]):
+            admitted = self._admit(request, match, len(beside))
+        self._begin_loads()
+        if not admitted:
+            return None
+        request.req_pool_idx = self.free_rows.pop()
+        request.computed = len(request.prefix_indices)
+        self.running.append(request)
+        while request.computed < len(ids):
+            end = len(ids) if chunk is None else min(len(ids), request.computed + chunk)
+            self._extend(request, end, beside if end == len(ids) else ())
+            if end < len(ids):
+                cache.cache_unfinished_req(request, chunked=True)
+        cache.cache_unfinished_req(request)
+        return request
+
+    def _admit(self, request: Request, match: Any, beside: int) -> bool:
+        """Load back and lock the prefix of a request, if there is room for the rest."""
+        cache, ids = self.cache, request.origin_input_ids
         if match.host_hit_length:
             cache.inc_lock_ref(request.last_node)
             loaded, last_node = cache.init_load_back(
@@ -200,22 +228,12 @@ class StreamTree:
             request.prefix_indices = torch.cat([request.prefix_indices, loaded])
             request.cache_protected_len = len(request.prefix_indices)
         cache.inc_lock_ref(request.last_node)
-        needed = len(ids) - len(request.prefix_indices) + PAGE + PAGE * len(beside)
+        needed = len(ids) - len(request.prefix_indices) + PAGE + PAGE * beside
         if not self.free_rows or not self._room(needed):
             cache.dec_lock_ref(request.last_node)
-            self._begin_loads()
-            return None
-        self._begin_loads()
-        request.req_pool_idx = self.free_rows.pop()
-        request.computed = len(request.prefix_indices)
-        self.running.append(request)
-        while request.computed < len(ids):
-            end = len(ids) if chunk is None else min(len(ids), request.computed + chunk)
-            self._extend(request, end, beside if end == len(ids) else ())
-            if end < len(ids):
-                cache.cache_unfinished_req(request, chunked=True)
-        cache.cache_unfinished_req(request)
-        return request
+            return False
+        cache.promote(request)
+        return True
 
     def decode(self, requests: Sequence[Request], token: int) -> bool:
         """One more token each, in one batch. False if it does not fit."""
@@ -230,7 +248,8 @@ class StreamTree:
         """Slots for one more token each."""
         lens = torch.tensor([r.computed for r in requests])
         last = torch.stack([self.table[r.req_pool_idx, r.computed - 1] for r in requests])
-        slots = self.allocator.alloc_decode(lens + 1, lens + 1, last.to(torch.int64))
+        with self.allocator.slots_for(requests):
+            slots = self.allocator.alloc_decode(lens + 1, lens + 1, last.to(torch.int64))
         assert slots is not None
         self.cache.note_decode(self._batch(requests, lens, [1] * len(requests), decode=True))
         for request, slot in zip(requests, slots, strict=True):
@@ -265,7 +284,8 @@ class StreamTree:
         prefix = request.prefix_indices
         last = prefix[-1:].to(torch.int64) if len(prefix) else torch.tensor([-1])
         starts, ends = torch.tensor([start]), torch.tensor([end])
-        slots = self.allocator.alloc_extend(starts, starts, ends, ends, last, end - start)
+        with self.allocator.slots_for([request]):
+            slots = self.allocator.alloc_extend(starts, starts, ends, ends, last, end - start)
         assert slots is not None, "room was made for it"
         self.table[request.req_pool_idx, :start] = prefix.to(torch.int32)
         self.table[request.req_pool_idx, start:end] = slots.to(torch.int32)

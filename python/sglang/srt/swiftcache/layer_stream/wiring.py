@@ -126,18 +126,26 @@ def run_batch(
         return original(scheduler, batch, *args, **kwargs)
 
 
-def note_extend(_: Any, batch: Any) -> None:
-    """alloc_for_extend: a prefill batch has its slots."""
+def alloc_for_extend(original: Callable[..., Any], batch: Any) -> Any:
+    """alloc_for_extend: a prefill batch gets its slots."""
     cache = _stream_cache(batch.tree_cache)
-    if cache is not None:
-        cache.note_extend(batch)
+    if cache is None:
+        return original(batch)
+    with cache.allocator.slots_for(batch.reqs):
+        slots = original(batch)
+    cache.note_extend(batch)
+    return slots
 
 
-def note_decode(_: Any, batch: Any, *__: Any, **___: Any) -> None:
-    """alloc_for_decode: a decode batch has its slots."""
+def alloc_for_decode(original: Callable[..., Any], batch: Any, *args: Any, **kwargs: Any) -> Any:
+    """alloc_for_decode: a decode batch gets its slots."""
     cache = _stream_cache(batch.tree_cache)
-    if cache is not None:
-        cache.note_decode(batch)
+    if cache is None:
+        return original(batch, *args, **kwargs)
+    with cache.allocator.slots_for(batch.reqs):
+        slots = original(batch, *args, **kwargs)
+    cache.note_decode(batch)
+    return slots
 
 
 def add_one_req(
@@ -145,13 +153,20 @@ def add_one_req(
 ) -> Any:
     """PrefillAdder.add_one_req: what would stream too much waits, as for want of slots."""
     cache = _stream_cache(adder.tree_cache)
-    if cache is not None:
-        if not cache.admission.may_run(adder, req):
-            from sglang.srt.managers.schedule_policy import AddReqResult
+    if cache is None:
+        return original(adder, req, *args, **kwargs)
+    if not cache.admission.may_run(adder, req):
+        from sglang.srt.managers.schedule_policy import AddReqResult
 
-            return AddReqResult.NO_TOKEN
-        cache.promote(req)
-    return original(adder, req, *args, **kwargs)
+        # after NO_TOKEN SGLang asks again when a request ends; a copy that ends frees pages too
+        copying = cache.ongoing_write_through or cache.ongoing_load_back
+        return AddReqResult.OTHER if copying else AddReqResult.NO_TOKEN
+    with cache.allocator.slots_for([req]):
+        result = original(adder, req, *args, **kwargs)
+        # only now: what is promoted is copied when the batch starts that the request is in
+        if req in adder.can_run_list:
+            cache.promote(req)
+    return result
 
 
 def update_running_batch(original: Callable[..., Any], scheduler: Any, batch: Any) -> Any:
