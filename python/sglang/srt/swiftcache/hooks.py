@@ -21,6 +21,7 @@ from sglang.srt.swiftcache import (
     donate_checks,
     donation_wiring,
     model_check,
+    one_line_exit,
     pool_wiring,
     tier_wiring,
     ttft,
@@ -60,6 +61,14 @@ HOOKS = (
         donate_checks.lay_out_by_pages,
         reason="the flag turns the page-major layout on, also on the CPU, which SGLang refuses",
         on_upgrade="runs after the attention backends are resolved; which backends it allows",
+    ),
+    Hook(
+        "sglang.srt.entrypoints.engine._wait_for_scheduler_ready",
+        HookType.AROUND,
+        one_line_exit.end_as_scheduler,
+        reason="the main process raises an error of its own, with a traceback and exit code 1, "
+        "where a scheduler has ended after one line on what the user is to change",
+        on_upgrade="still raises RuntimeError, after it has joined the process that ended",
     ),
     Hook(
         "sglang.srt.mem_cache.kv_cache_configurator.KVCacheConfigurator._build_mha_kv_pool",

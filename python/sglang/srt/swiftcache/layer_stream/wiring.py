@@ -22,13 +22,14 @@ def size_pool(
     original: Callable[..., Any], configurator: Any, budget_bytes: int, **kwargs: Any
 ) -> Any:
     """KVCacheConfigurator.config_from_budget: R + W slots in place of what the budget holds."""
-    config = original(configurator, budget_bytes, **kwargs)
     args = configurator.server_args
     if not layer_stream_is_on(args):
-        return config
-    from sglang.srt.swiftcache.layer_stream.sizes import plan_pool
+        return original(configurator, budget_bytes, **kwargs)
+    from sglang.srt.swiftcache.layer_stream.sizes import check_room, plan_pool
 
     with one_line_exit():
+        check_room(args, configurator, budget_bytes)
+        config = original(configurator, budget_bytes, **kwargs)
         plan = plan_pool(args, configurator, budget_bytes, config.max_total_num_tokens)
     if plan is not None:
         _window_tokens[id(configurator)] = plan.window_tokens
