@@ -326,6 +326,21 @@ def test_one_that_streams_takes_kept_slots_rather_than_none(chunk: int | None) -
     tree.check()
 
 
+def test_what_is_loaded_into_kept_slots_is_worth_a_load() -> None:
+    tree = with_budget(4)
+    assert tree.run(prompt(1, 101)) == 0
+    tree.cache.check_hicache_events()
+    tree.cache.evict(EvictParams(num_tokens=tree.tokens_total))
+    # HiCache loads no less; 25 pages are one more than the window has
+    tree.cache.load_back_threshold = 3 * PAGE - 2
+    tree.allocator.kept_pages = 7
+    again = tree.start(prompt(1, 101), streams=True)
+    assert again is not None
+    assert again.cached == 100  # type: ignore[attr-defined]
+    assert window_tokens(tree) == 23 * PAGE
+    tree.check()
+
+
 def test_in_a_batch_of_both_kinds_those_that_fit_come_first() -> None:
     tree = with_budget(100, regular_units=8)
     rows, book = tree.allocator.rows, tree.allocator.book

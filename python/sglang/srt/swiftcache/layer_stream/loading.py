@@ -128,12 +128,14 @@ class WindowLoader:
         kept = cache.allocator.kept_now
         if book.free_regular < pages + kept:
             cache.make_regular_room(pages + kept - book.free_regular)
-        room = max(0, min(pages, book.free_regular - kept))
-        if room * cache.page_size < cache.load_back_threshold:
+        room = min(pages, book.free_regular - kept)
+        least = -(-cache.load_back_threshold // cache.page_size)
+        if room < least:
             room = 0
         if pages - room > book.free_window:
             self._make_window_room(pages - room - book.free_window)
-        room = max(room, pages - book.free_window)  # rather the kept ones than none
+        if pages - room > book.free_window:  # rather the kept ones than none
+            room = max(pages - book.free_window, least)
         if room > book.free_regular:
             return None
         to_regular: list[TreeNode] = []
