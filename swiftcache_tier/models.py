@@ -11,28 +11,36 @@ from typing import Any, NamedTuple
 from swiftcache_tier.blocks.kv_format import KVFormat
 from swiftcache_tier.errors import SwiftCacheError
 
+
+class KnownModel(NamedTuple):
+    """The KV format of a model and the longest context that its configuration states."""
+
+    kv: KVFormat
+    context_tokens: int
+
+
 KNOWN_MODELS = {
-    "Qwen3-0.6B": KVFormat(layers=28, kv_heads=8, head_dim=128),
-    "Qwen3-1.7B": KVFormat(layers=28, kv_heads=8, head_dim=128),
-    "Qwen3-4B": KVFormat(layers=36, kv_heads=8, head_dim=128),
-    "Qwen3-8B": KVFormat(layers=36, kv_heads=8, head_dim=128),
-    "Qwen3-14B": KVFormat(layers=40, kv_heads=8, head_dim=128),
-    "Qwen3-32B": KVFormat(layers=64, kv_heads=8, head_dim=128),
-    "Qwen3-30B-A3B": KVFormat(layers=48, kv_heads=4, head_dim=128),
-    "Qwen3-235B-A22B": KVFormat(layers=94, kv_heads=4, head_dim=128),
-    "Llama-3.2-1B": KVFormat(layers=16, kv_heads=8, head_dim=64),
-    "Llama-3.2-3B": KVFormat(layers=28, kv_heads=8, head_dim=128),
-    "Llama-3.1-8B": KVFormat(layers=32, kv_heads=8, head_dim=128),
-    "Llama-3.1-70B": KVFormat(layers=80, kv_heads=8, head_dim=128),
-    "Llama-3.1-405B": KVFormat(layers=126, kv_heads=8, head_dim=128),
-    "Mistral-7B": KVFormat(layers=32, kv_heads=8, head_dim=128),
-    "Mistral-Nemo-12B": KVFormat(layers=40, kv_heads=8, head_dim=128),
-    "Mistral-Small-24B": KVFormat(layers=40, kv_heads=8, head_dim=128),
-    "Mistral-Large-123B": KVFormat(layers=88, kv_heads=8, head_dim=128),
-    "Mixtral-8x7B": KVFormat(layers=32, kv_heads=8, head_dim=128),
-    "Mixtral-8x22B": KVFormat(layers=56, kv_heads=8, head_dim=128),
+    "Qwen3-0.6B": KnownModel(KVFormat(layers=28, kv_heads=8, head_dim=128), 40960),
+    "Qwen3-1.7B": KnownModel(KVFormat(layers=28, kv_heads=8, head_dim=128), 40960),
+    "Qwen3-4B": KnownModel(KVFormat(layers=36, kv_heads=8, head_dim=128), 40960),
+    "Qwen3-8B": KnownModel(KVFormat(layers=36, kv_heads=8, head_dim=128), 40960),
+    "Qwen3-14B": KnownModel(KVFormat(layers=40, kv_heads=8, head_dim=128), 40960),
+    "Qwen3-32B": KnownModel(KVFormat(layers=64, kv_heads=8, head_dim=128), 40960),
+    "Qwen3-30B-A3B": KnownModel(KVFormat(layers=48, kv_heads=4, head_dim=128), 40960),
+    "Qwen3-235B-A22B": KnownModel(KVFormat(layers=94, kv_heads=4, head_dim=128), 40960),
+    "Llama-3.2-1B": KnownModel(KVFormat(layers=16, kv_heads=8, head_dim=64), 131072),
+    "Llama-3.2-3B": KnownModel(KVFormat(layers=28, kv_heads=8, head_dim=128), 131072),
+    "Llama-3.1-8B": KnownModel(KVFormat(layers=32, kv_heads=8, head_dim=128), 131072),
+    "Llama-3.1-70B": KnownModel(KVFormat(layers=80, kv_heads=8, head_dim=128), 131072),
+    "Llama-3.1-405B": KnownModel(KVFormat(layers=126, kv_heads=8, head_dim=128), 131072),
+    "Mistral-7B": KnownModel(KVFormat(layers=32, kv_heads=8, head_dim=128), 32768),
+    "Mistral-Nemo-12B": KnownModel(KVFormat(layers=40, kv_heads=8, head_dim=128), 131072),
+    "Mistral-Small-24B": KnownModel(KVFormat(layers=40, kv_heads=8, head_dim=128), 32768),
+    "Mistral-Large-123B": KnownModel(KVFormat(layers=88, kv_heads=8, head_dim=128), 131072),
+    "Mixtral-8x7B": KnownModel(KVFormat(layers=32, kv_heads=8, head_dim=128), 32768),
+    "Mixtral-8x22B": KnownModel(KVFormat(layers=56, kv_heads=8, head_dim=128), 65536),
 }
-"""In bf16, pages of 16 tokens, one rank."""
+"""In bf16, pages of 16 tokens, one rank. A later variant's context may be longer."""
 
 MODEL_FORMS = (
     "a name such as Qwen3-8B or a folder with a config.json, then if need be ,page=64 ,kv=fp8 or "
@@ -49,6 +57,8 @@ class NamedModel(NamedTuple):
 
     name: str
     kv: KVFormat
+    context_tokens: int | None
+    """The longest context; None if its configuration does not say."""
 
 
 def parse_model(text: str) -> NamedModel:
@@ -60,22 +70,22 @@ def parse_model(text: str) -> NamedModel:
     name, *options = text.split(",")
     if not name.strip():
         raise SwiftCacheError(f"model {text!r} has no name: expected {MODEL_FORMS}")
-    kv = _known(name) or _from_folder(name)
+    kv, context_tokens = _known(name) or _from_folder(name)
     for option in options:
         kv = _with_option(kv, text, option)
-    return NamedModel(name, kv)
+    return NamedModel(name, kv, context_tokens)
 
 
-def _known(name: str) -> KVFormat | None:
+def _known(name: str) -> KnownModel | None:
     """Hub names count too, with their owner and variant: Qwen/Qwen3-8B-Base."""
     if Path(name).is_dir():
         return None
     wanted = name.rpartition("/")[2].lower()
-    names = {known.lower(): kv for known, kv in KNOWN_MODELS.items()}
+    names = {known.lower(): model for known, model in KNOWN_MODELS.items()}
     return names.get(wanted) or names.get(_VARIANT.sub("", wanted))
 
 
-def _from_folder(name: str) -> KVFormat:
+def _from_folder(name: str) -> tuple[KVFormat, int | None]:
     folder = Path(name)
     if not folder.is_dir():
         raise SwiftCacheError(
@@ -91,7 +101,8 @@ def _from_folder(name: str) -> KVFormat:
         ) from None
     if not isinstance(config, dict):
         raise SwiftCacheError(f"{config_path} holds no JSON object: name a model's folder")
-    return _from_config(config_path, config.get("text_config") or config)
+    config = config.get("text_config") or config
+    return _from_config(config_path, config), config.get("max_position_embeddings")
 
 
 def _from_config(config_path: Path, config: dict[str, Any]) -> KVFormat:

@@ -81,6 +81,10 @@ class Settings:
     window_wait_s: float = 30.0
     """What a request that needs more of the layer window than donors back waits for them."""
 
+    resident_share: float = 0.125
+    """Of the regular slots of a server with a layer window, what requests that stream leave to
+    those that fit, which run beside them so."""
+
     status_timeout_s: float = 2.0
     """A donor that has not answered after this is shown as unresponsive."""
 
@@ -174,6 +178,11 @@ class Settings:
             raise SwiftCacheError(
                 f"{_variable('lost_after_s')} is {self.lost_after_s:g} s with a heartbeat every "
                 f"{self.heartbeat_s:g} s: expected at least two heartbeats"
+            )
+        if self.resident_share >= 1:
+            raise SwiftCacheError(
+                f"{_variable('resident_share')} is {self.resident_share:g}: expected a fraction "
+                f"below 1, such as 0.125"
             )
         if self.extents_per_message > 253:
             raise SwiftCacheError(

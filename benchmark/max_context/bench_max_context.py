@@ -2,9 +2,10 @@
 
 Contenders, one server after the other, each with the same local KV bytes: stock SGLang, HiCache,
 SwiftCache with a layer window, and, for what is right and how long it takes with enough memory, a
-reference whose slots are all regular. A prompt counts as served if its answer begins as that of the
-reference does; how far they agree is printed. Answers are kept in --output-dir, so that contenders
-may be run one by one:
+reference whose slots are all regular. A prompt counts as served if all tokens of its answer are
+those of the reference; how far they agree is printed, and "not checked" where the reference has no
+answer, which counts as not served. Answers are kept in --output-dir, so that contenders may be run
+one by one, the reference first:
 
     python benchmark/max_context/bench_max_context.py --model-path DIR --only reference ...
     python benchmark/max_context/bench_max_context.py --model-path DIR --only swiftcache ...
@@ -185,7 +186,11 @@ def join(url: str, sizes: Sizes, args: argparse.Namespace) -> dict[str, float]:
                 pool.submit(ask, url, ids, args.resident_output, args.timeout_s)
                 for ids in (*others, *short)
             ]
-        times = [answer.result().tpot_ms for answer in asked[len(others) :]]
+        answers = [answer.result() for answer in asked]
+        for answer in answers:
+            if answer.error is not None:
+                raise BenchmarkError(f"beside others {describe(answer)}")
+        times = [answer.tpot_ms for answer in answers[len(others) :]]
         found[f"tpot_{what}_ms"] = statistics.mean(times)
     found["ratio"] = found["tpot_joined_ms"] / found["tpot_alone_ms"]
     return found
@@ -242,10 +247,16 @@ def report(sizes: Sizes, folder: Path) -> None:
             answer = LongAnswer(**item)
             right = expected.get(answer.length)
             print(row(name, answer, right, sizes, moved))
-            if answer.error is None and (right is None or compare(answer, right).same_tokens):
+            if is_right(answer, right):
                 longest = max(longest, answer.length)
         times = longest / sizes.local_tokens
         remarks.append(f"{name}: {longest} tokens at most, {times:.2f} of local")
+        if result["memory"]:
+            # SGLang rounds to three decimals, in units of 1 << 30 bytes
+            used = (
+                f"{result['memory']['kvcache']} GiB of KV, {result['memory']['weight']} of weights"
+            )
+            remarks.append(f"{name}, memory in use on the device: {used}")
         if result["residents"]:
             remarks.append(f"{name}, resident requests: {result['residents']}")
             # attention over the other's context costs them too, wherever its KV lies
@@ -256,6 +267,13 @@ def report(sizes: Sizes, folder: Path) -> None:
     print("\n" + "\n".join(remarks))
 
 
+def is_right(answer: LongAnswer, right: LongAnswer | None) -> bool:
+    """Whether a prompt was served with the tokens of the reference."""
+    if answer.error is not None or right is None or right.error is not None:
+        return False
+    return compare(answer, right).complete
+
+
 def row(
     name: str, answer: LongAnswer, right: LongAnswer | None, sizes: Sizes, moved: tuple[int, float]
 ) -> str:
@@ -263,7 +281,7 @@ def row(
     ratio = f"{answer.length / sizes.local_tokens:.2f}"
     if answer.error is not None:
         return f"| {name} | {answer.length} | {ratio} | no: {answer.error[:60]} | | | | | |"
-    served, ttft, floor = "yes", "", ""
+    served, ttft, floor = "not checked", "", ""
     if right is not None and right.error is None:
         agreement = compare(answer, right)
         served = (

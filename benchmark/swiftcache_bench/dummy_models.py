@@ -28,7 +28,7 @@ def write_dummy_model(name: str, folder: Path) -> Path:
     if name not in _SHAPES:
         raise BenchmarkError(f"no shapes of {name!r}: expected any of {', '.join(_SHAPES)}")
     hidden, intermediate, heads = _SHAPES[name]
-    kv = KNOWN_MODELS[name]
+    kv = KNOWN_MODELS[name].kv
     config = {
         "architectures": ["Qwen3ForCausalLM"],
         "model_type": "qwen3",

@@ -55,9 +55,8 @@ def add_parser(subparsers: Any) -> None:
     parser.add_argument(
         "--context",
         type=count,
-        default=1 << 20,
         metavar="TOKENS",
-        help="the longest context, beyond which auto takes no window; default: %(default)s",
+        help="the longest context, beyond which auto takes no window; default: the model's own",
     )
     parser.add_argument("--json", action="store_true", help="print JSON, for programs")
     parser.set_defaults(run=run)

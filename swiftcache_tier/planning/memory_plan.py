@@ -94,14 +94,15 @@ def plan_memory(
     local_bytes: int,
     wishes: Sequence[DonorWish],
     window_tokens: int | None,
-    context_tokens: int,
+    context_tokens: int | None,
     wanted_extent_bytes: int,
 ) -> MemoryPlan:
     """What `receiver` gets of `local_bytes` for KV on its GPU and of the donors wished for.
 
     `window_tokens` is W, None what `--swiftcache-layer-stream auto` takes for contexts of
-    `context_tokens`. Raises SwiftCacheError where a donor has not one extent or block, the window
-    is larger than the donors, or no memory is left for regular slots.
+    `context_tokens`, None those of the receiver. Raises SwiftCacheError where a donor has not one
+    extent or block, the window is larger than the donors, no memory is left for regular slots, or
+    nobody says how long contexts are.
     """
     donors = tuple(_plan_donor(receiver, wish, wanted_extent_bytes) for wish in wishes)
     donated = [donor.lease.lease_bytes for donor in donors]
@@ -114,10 +115,16 @@ def plan_memory(
         unit_tokens=unit_tokens_of(GPU_PAGE_BYTES, kv.page_tokens, (row_bytes, row_bytes)),
         slot_overhead_bytes=SLOT_OVERHEAD_BYTES,
     )
-    if window_tokens is None:
-        stream = plan_auto(local_bytes, donated, context_tokens, shape)
-    else:
+    if window_tokens is not None:
         stream = plan_window(window_tokens, local_bytes, donated, shape)
+    else:
+        context = context_tokens or receiver.context_tokens
+        if context is None:
+            raise SwiftCacheError(
+                f"the configuration of {receiver.name} has no max_position_embeddings: say how "
+                f"long contexts are with --context TOKENS"
+            )
+        stream = plan_auto(local_bytes, donated, context, shape)
     if stream.streamed_blocks < stream.window_pages:
         raise SwiftCacheError(
             f"a window of {stream.window_tokens} tokens needs {format_size(stream.donated_bytes)} "

@@ -182,10 +182,20 @@ def plan_auto(
     backed = int(sum(blocks) * AUTO_WINDOW_SHARE_OF_DONATED) * shape.page_tokens
     paid = int(local_bytes * AUTO_WINDOW_SHARE_OF_LOCAL) // shape.window_slot_bytes
     # beyond a whole context there is no request; each window token costs regular ones
-    wanted = max(0, context_tokens - _regular_beside(context_tokens, local_bytes, shape))
+    wanted = _window_for(context_tokens, local_bytes, shape)
     window = min(backed, paid, wanted) // shape.unit_tokens * shape.unit_tokens
     window = min(window, window_limit_tokens(local_bytes, shape))
     return plan_window(window, local_bytes, donated_bytes, shape)
+
+
+def _window_for(context_tokens: int, local_bytes: int, shape: StreamShape) -> int:
+    """The whole units of W with which R + W is `context_tokens` or more."""
+    if regular_tokens_for(local_bytes // shape.regular_slot_bytes, shape) >= context_tokens:
+        return 0
+    # R loses less than a unit to its own rounding
+    total_tokens = context_tokens + shape.unit_tokens
+    window = total_tokens - _regular_beside(total_tokens, local_bytes, shape)
+    return -(-window // shape.unit_tokens) * shape.unit_tokens
 
 
 def _regular_beside(total_tokens: int, local_bytes: int, shape: StreamShape) -> int:

@@ -6,6 +6,8 @@ unseen. SGLang's own leak checks run whenever a server is idle, and end it when 
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import threading
 import uuid
 from collections.abc import Callable, Iterator
@@ -18,8 +20,8 @@ import requests
 from sglang.srt.swiftcache.tier_metrics import SLOT_STATES
 from support.donors import Donor
 from support.long_prompts import Answer, assert_same, hold
-from support.processes import wait_until
-from support.server import REQUEST_TIMEOUT_S, Server
+from support.processes import free_port, wait_until
+from support.server import CPU_FLAGS, REQUEST_TIMEOUT_S, Server
 
 REGULAR, WINDOW = 496, 4096
 CHUNK = ("--chunked-prefill-size", "256", "--random-seed", "1")
@@ -29,6 +31,7 @@ DONOR_BYTES = "12MiB"
 SETTLE_DEADLINE_S = 60.0
 # More than the next donor takes to come.
 WINDOW_WAIT_S = 20.0
+START_DEADLINE_S = 240.0
 FAULTS = Path(__file__).resolve().parents[1] / "support" / "window_faults"
 POISON = {"PYTHONPATH": str(FAULTS), "TEST_POISON_WINDOW": "1"}
 
@@ -328,6 +331,60 @@ def test_a_request_that_donors_cannot_back_holds_nobody_up(deserted: Server) -> 
         assert answer[0].status_code == 503
         assert "the request needs 3000 tokens of KV slots and 1520" in answer[0].text
         idle(deserted)
+
+
+def test_a_short_request_is_answered_beside_one_that_takes_the_whole_budget(
+    tiny_model: Path, tmp_path: Path
+) -> None:
+    runtime_dir = tmp_path / "rt"
+    few_blocks = {"SWIFTCACHE_STREAM_BYTES_PER_STEP": "256KiB"}
+    with (
+        Donor(runtime_dir, "only", size=DONOR_BYTES),
+        Server(
+            tiny_model, *window_flags(runtime_dir, 16), tmp_path=tmp_path, env=POISON | few_blocks
+        ) as server,
+    ):
+        rid = uuid.uuid4().hex
+        prompt = [(5 * n) % 480 + 10 for n in range(3 * REGULAR)]
+        thread = _in_background(lambda: _generate(server, rid, prompt, 2000))
+        wait_until(
+            lambda: layer_stream(server)["bytes"]["gathered"] > 64 << 20,
+            SETTLE_DEADLINE_S,
+            "the request decodes",
+        )
+        for kind in range(3):
+            assert len(server.generate([20 + kind] * 20, 4)[0]["output_ids"]) == 4
+        assert thread.is_alive(), "they waited for its end"
+        requests.post(server.url + "/abort_request", json={"rid": rid}, timeout=30)
+        thread.join(SETTLE_DEADLINE_S)
+        idle(server)
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (("--swiftcache-layer-stream", "99999999999"), "leaves no regular slots"),
+        (("--max-total-tokens", "10"), "--max-total-tokens 10 leaves no regular slots"),
+    ],
+)
+def test_sizes_that_cannot_be_are_one_line_and_exit_code_2(
+    tiny_model: Path, tmp_path: Path, flags: tuple[str, ...], said: str
+) -> None:
+    """Though the process that knows them is not the one that was started."""
+    done = subprocess.run(
+        [
+            *(sys.executable, "-m", "sglang.launch_server", "--model-path", str(tiny_model)),
+            *(*CPU_FLAGS, "--port", str(free_port()), *window_flags(tmp_path / "rt", 16), *flags),
+        ],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=START_DEADLINE_S,
+    )
+    assert done.returncode == 2
+    assert "Traceback" not in done.stdout + done.stderr
+    (line,) = [line for line in done.stderr.splitlines() if line.startswith("swiftcache: ")]
+    assert said in line
 
 
 def _long_answer(server: Server, prompt: list[int]) -> list[int]:

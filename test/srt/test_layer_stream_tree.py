@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from array import array
 from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
@@ -12,12 +13,16 @@ import torch
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
-from sglang.srt.mem_cache.base_prefix_cache import EvictParams
+from sglang.srt.managers.schedule_policy import AddReqResult
+from sglang.srt.mem_cache.base_prefix_cache import EvictParams, MatchPrefixParams
+from sglang.srt.mem_cache.radix_cache import RadixKey
 
 from sglang.srt.swiftcache.expiry import Expiry
+from sglang.srt.swiftcache.layer_stream import wiring
+from sglang.srt.swiftcache.layer_stream.admission import streams
 from sglang.srt.swiftcache.state_dump import StateDump
 from support.slow_streams import SlowLife, SlowStreams
-from support.stream_tree import LAYERS, PAGE, StreamTree
+from support.stream_tree import LAYERS, PAGE, Request, StreamTree
 
 
 def prompt(kind: int, tokens: int) -> list[int]:
@@ -141,53 +146,225 @@ def test_what_is_read_again_moves_to_regular_slots_that_have_come_free(tree: Str
     assert tree.streamer.gathered_bytes == gathered, "it is on regular slots"
 
 
-def waiting(tree: StreamTree, tokens: int, output: int = 4) -> Any:
-    """A request that SGLang's scheduler is about to look at."""
+def waiting(tree: StreamTree, tokens: int, output: int = 4, prefix: Request | None = None) -> Any:
+    """A request that SGLang's scheduler is about to look at; its prefix is another one's prompt."""
+    cached = len(prefix.origin_input_ids) // PAGE * PAGE if prefix is not None else 0
     return SimpleNamespace(
-        last_node=tree.cache.root_node,
+        last_node=tree.cache.root_node if prefix is None else prefix.last_node,
         full_untruncated_fill_ids=[3] * tokens,
-        prefix_indices=torch.empty(0, dtype=torch.int64),
+        prefix_indices=torch.zeros(cached, dtype=torch.int64),
         sampling_params=SimpleNamespace(max_new_tokens=output),
         output_ids=[],
     )
 
 
-def adder(tree: StreamTree, reserved: int = 0) -> Any:
+def adder(tree: StreamTree, admitted: Sequence[Any] = (), ratio: float = 1.0) -> Any:
+    """SGLang's, in a round in which it has admitted these. ratio: its estimate of outputs."""
     running = SimpleNamespace(reqs=list(tree.running))
-    return SimpleNamespace(running_batch=running, can_run_list=[], rem_total_token_offset=reserved)
+    return SimpleNamespace(
+        running_batch=running, can_run_list=list(admitted), new_token_ratio=ratio
+    )
+
+
+def may_run(tree: StreamTree, tokens: int, output: int = 4, **more: Any) -> bool:
+    return tree.cache.admission.may_run(adder(tree), waiting(tree, tokens, output, **more))
+
+
+def add_one_req(tree: StreamTree, request: Any, says: Any = AddReqResult.NO_TOKEN) -> Any:
+    """What SGLang is told, which itself admits a request only if it ``says`` CONTINUE."""
+
+    def original(adder: Any, request: Any) -> Any:
+        if says == AddReqResult.CONTINUE:
+            adder.can_run_list.append(request)
+            adder.tree_cache.inc_lock_ref(request.last_node)
+        return says
+
+    asked = adder(tree)
+    asked.tree_cache = tree.cache
+    return wiring.add_one_req(original, asked, request)
+
+
+def test_what_is_not_admitted_is_not_promoted() -> None:
+    """A load starts with a batch; without one it would keep its blocks from their donor."""
+    tree = StreamTree(2, 6)
+    short = tree.start(prompt(2, 24))
+    assert short is not None
+    assert tree.run(prompt(1, 40)) is not None
+    tree.finish(short, insert=False)
+    tree.cache.check_hicache_events()
+    tree.cache.evict(EvictParams(num_tokens=16))
+    request = waiting(tree, 44)
+    key = RadixKey(token_ids=array("q", prompt(1, 39)), extra_key=None)
+    match = tree.cache.match_prefix(MatchPrefixParams(key=key))
+    request.last_node, request.prefix_indices = match.last_device_node, match.device_indices
+    assert add_one_req(tree, request, AddReqResult.NO_TOKEN) == AddReqResult.NO_TOKEN
+    assert not tree.cache.ongoing_load_back
+    assert tree.cache.promoted_tokens == 0
+    tree.check()
+    assert add_one_req(tree, request, AddReqResult.CONTINUE) == AddReqResult.CONTINUE
+    assert tree.cache.promoted_tokens > 0
+    assert tree.cache.ready_to_load_host_cache() >= 0, "the batch starts"
+    tree.cache.dec_lock_ref(request.last_node)
+    tree.tier.ask_back(1, range(64))
+    for _ in range(6):
+        tree.cache.check_hicache_events()
+    assert not tree.tier.waiting, "the donor did not get its memory back"
+    tree.check()
+
+
+def with_budget(pages: int, regular_units: int = 2, window_units: int = 6) -> StreamTree:
+    """28 regular tokens of which four are kept, 96 window tokens; so many pages a step."""
+    budget_bytes = pages * LAYERS * 2 * PAGE * 256
+    return StreamTree(regular_units, window_units, donor_extents=400, budget_bytes=budget_bytes)
 
 
 def test_what_streams_beyond_the_budget_waits_for_what_runs() -> None:
-    block_bytes = LAYERS * 2 * PAGE * 256
-    tree = StreamTree(2, 6, budget_bytes=4 * block_bytes)
-    admission = tree.cache.admission
-    assert admission.may_run(adder(tree), waiting(tree, 100)), "alone it may take what it likes"
+    tree = with_budget(4)
+    assert may_run(tree, 100), "alone it may take what it likes"
     short = tree.start(prompt(2, 8))
     assert short is not None
-    assert admission.may_run(adder(tree), waiting(tree, 8)), "it fits in regular slots"
-    assert admission.may_run(adder(tree), waiting(tree, 24)), "it streams within the budget"
-    assert not admission.may_run(adder(tree), waiting(tree, 60))
-    assert not admission.may_run(adder(tree, reserved=24), waiting(tree, 20)), (
-        "regular slots that running requests will want are not there for it"
-    )
+    assert may_run(tree, 8), "it fits in regular slots"
+    assert may_run(tree, 24), "it streams within the budget"
+    assert not may_run(tree, 60)
     tree.finish(short)
-    assert admission.may_run(adder(tree), waiting(tree, 60))
+    assert may_run(tree, 60)
+
+
+def test_what_running_requests_will_yet_take_counts() -> None:
+    tree = with_budget(4)
+    assert tree.start(prompt(2, 8), output=24) is not None
+    assert not may_run(tree, 24), "regular slots that the other wants are not there for it"
+    ended = waiting(tree, 24)
+    assert tree.cache.admission.may_run(adder(tree, ratio=0.1), ended), "it will stop early"
+
+
+def test_requests_that_were_admitted_in_the_same_round_count() -> None:
+    tree = with_budget(8)
+    assert tree.start(prompt(2, 8), output=4) is not None
+    admitted: list[Any] = []
+    for _ in range(12):
+        request = waiting(tree, 24)
+        if not tree.cache.admission.may_run(adder(tree, admitted), request):
+            break
+        admitted.append(request)
+    assert len(admitted) == 1, "4 of its 7 pages are regular, and the next one would stream 7"
+
+
+@pytest.mark.parametrize("budget", [1, 3, 8, 15])
+def test_the_budget_holds_until_all_have_written_their_last_token(budget: int) -> None:
+    tree = with_budget(budget)
+    admitted: list[Any] = []
+    for tokens in (6, 20, 9, 30, 5, 5, 13):
+        request = waiting(tree, tokens, output=6)
+        if tree.cache.admission.may_run(adder(tree, admitted), request):
+            admitted.append(request)
+    assert len(admitted) > 1
+    for at, request in enumerate(admitted):
+        tokens = [50 + at] * len(request.full_untruncated_fill_ids)
+        assert tree.start(tokens, streams=streams(request), output=6) is not None
+    most = tree.allocator.book.used_window
+    for token in range(6):
+        assert tree.decode(tree.running, token)
+        tree.check()
+        most = max(most, tree.allocator.book.used_window)
+    assert most <= budget
+
+
+def test_short_requests_run_beside_one_that_takes_the_whole_budget() -> None:
+    tree = with_budget(4, regular_units=8)
+    book = tree.allocator.book
+    assert (book.regular_pages, tree.allocator.kept_pages) == (31, 4)
+    long = waiting(tree, 180, output=8)
+    assert tree.cache.admission.may_run(adder(tree), long)
+    assert tree.start([1] * 180, 16, streams=streams(long), output=8) is not None
+    assert book.free_regular == 4
+    assert book.used_window > 4
+    assert may_run(tree, 5, output=3)
+    first = tree.start([2] * 5, output=3)
+    assert first is not None
+    assert may_run(tree, 4, output=4)
+    second = tree.start([3] * 4, output=4)
+    assert second is not None
+    assert not may_run(tree, 4, output=4), "what is kept is taken"
+    assert not may_run(tree, 4, output=200), "it would stream"
+    for token in range(3):
+        assert tree.decode(tree.running, token)
+        tree.check()
+    held = tree.allocator.rows.get(first.req_pool_idx, first.computed)
+    assert not book.is_window(held).any()
+    tree.finish(first)
+    tree.finish(second)
+    assert add_one_req(tree, waiting(tree, 16)) == AddReqResult.OTHER, "copies are being made"
+    tree.cache.check_hicache_events()
+    assert may_run(tree, 12), "what is cold may be evicted for it"
+    assert add_one_req(tree, waiting(tree, 16)) == AddReqResult.NO_TOKEN
+
+
+def test_one_that_fits_takes_all_regular_slots() -> None:
+    tree = with_budget(4)
+    near = waiting(tree, 24)
+    assert tree.cache.admission.may_run(adder(tree), near)
+    assert not streams(near)
+    assert tree.start(prompt(1, 24)) is not None
+    assert window_tokens(tree) == 0
+
+
+@pytest.mark.parametrize("chunk", [None, 12])
+def test_one_that_streams_takes_kept_slots_rather_than_none(chunk: int | None) -> None:
+    tree = with_budget(4)
+    tokens = tree.tokens_total - PAGE
+    request = tree.start(prompt(1, tokens), chunk, streams=True)
+    assert request is not None
+    tree.check()
+    tree.finish(request)
+    tree.cache.check_hicache_events()
+    tree.cache.evict(EvictParams(num_tokens=tree.tokens_total))
+    # all of it is loaded back, which takes all slots too
+    again = tree.start(prompt(1, tokens), chunk, streams=True)
+    assert again is not None
+    assert again.cached == tokens - PAGE  # type: ignore[attr-defined]
+    tree.check()
+
+
+def test_what_is_loaded_into_kept_slots_is_worth_a_load() -> None:
+    tree = with_budget(4)
+    assert tree.run(prompt(1, 101)) == 0
+    tree.cache.check_hicache_events()
+    tree.cache.evict(EvictParams(num_tokens=tree.tokens_total))
+    # HiCache loads no less; 25 pages are one more than the window has
+    tree.cache.load_back_threshold = 3 * PAGE - 2
+    tree.allocator.kept_pages = 7
+    again = tree.start(prompt(1, 101), streams=True)
+    assert again is not None
+    assert again.cached == 100  # type: ignore[attr-defined]
+    assert window_tokens(tree) == 23 * PAGE
+    tree.check()
+
+
+def test_in_a_batch_of_both_kinds_those_that_fit_come_first() -> None:
+    tree = with_budget(100, regular_units=8)
+    rows, book = tree.allocator.rows, tree.allocator.book
+    stream, short = tree.start([7] * 124, streams=True), tree.start([8] * 4)
+    assert stream is not None
+    assert short is not None
+    assert book.free_regular == 3
+    assert tree.decode([stream, short], 1), "a page for each"
+    tree.check()
+    assert book.free_regular == 2
+    assert book.is_window(rows.get(stream.req_pool_idx, 125))[-1]
+    assert not book.is_window(rows.get(short.req_pool_idx, 5)).any()
 
 
 def test_a_shared_prefix_counts_once_against_the_budget() -> None:
-    block_bytes = LAYERS * 2 * PAGE * 256
-    tree = StreamTree(2, 6, budget_bytes=26 * block_bytes)
+    tree = with_budget(20)
     first = tree.start(prompt(1, 80))
     assert first is not None
-    root = tree.cache.root_node
-    held = tree.cache.window_pages_of([first], root)
+    held = tree.allocator.book.used_window
     assert held >= 13
     second = tree.start(prompt(1, 80))
     assert second is not None
-    assert tree.cache.window_pages_of([first, second], root) <= held + 2
-    third = waiting(tree, 84)
-    third.last_node, third.prefix_indices = first.last_node, torch.zeros(80)
-    assert tree.cache.admission.may_run(adder(tree), third)
+    assert may_run(tree, 84, prefix=first)
+    assert not may_run(tree, 84)
 
 
 def test_running_out_is_told_not_raised(tree: StreamTree) -> None:
@@ -376,12 +553,14 @@ class StreamMachine(RuleBasedStateMachine):
         tokens=st.integers(2, 110),
         tail=st.integers(0, 2),
         chunk=st.sampled_from([None, 8, 11]),
+        streams=st.booleans(),
     )
-    def request(self, kind: int, tokens: int, tail: int, chunk: int | None) -> None:
+    def request(self, kind: int, tokens: int, tail: int, chunk: int | None, streams: bool) -> None:
         ids = prompt(kind, tokens)
         ids[len(ids) // 2 :] = [t + tail for t in ids[len(ids) // 2 :]]
         if len(self.tree.running) < 3:
-            self.tree.start(ids, chunk, beside=self.tree.decoding[:1] if tail else ())
+            beside = self.tree.decoding[:1] if tail else ()
+            self.tree.start(ids, chunk, beside=beside, streams=streams)
 
     @rule(kind=st.integers(0, 4), tokens=st.integers(20, 110))
     def request_in_chunks(self, kind: int, tokens: int) -> None:

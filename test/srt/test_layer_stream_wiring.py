@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 import torch
 
+from sglang.srt.swiftcache import one_line_exit
 from sglang.srt.swiftcache.layer_stream import sizes, wiring
 from support.donors import Donor
-from swiftcache_tier.errors import SwiftCacheError
 from swiftcache_tier.receiver.offered import offered_bytes
 from swiftcache_tier.settings import Settings
 from swiftcache_tier.spec import parse_specs
@@ -71,8 +71,11 @@ def test_without_a_window_nothing_is_changed() -> None:
     configurator = SimpleNamespace(server_args=args)
     assert wiring.size_pool(original, configurator, 5) == ((configurator, 5), {})
     wiring.after_admission(None, STOCK)
-    wiring.note_extend(None, STOCK)
-    wiring.note_decode(None, STOCK)
+    assert wiring.alloc_for_extend(original, STOCK) == ((STOCK,), {})
+    assert wiring.alloc_for_decode(original, STOCK, token_per_req=1) == (
+        (STOCK,),
+        {"token_per_req": 1},
+    )
     wiring.attach_streamer(None, STOCK.model_runner)
 
 
@@ -144,10 +147,48 @@ def test_auto_makes_no_window_that_donors_could_not_back(tmp_path: Path) -> None
     assert sizes.plan_pool(args, configurator(), 1 << 30, 2048) is None
 
 
-def test_a_limit_below_one_unit_is_refused(tmp_path: Path) -> None:
-    args = arguments(tmp_path, "1000", ["host=16MiB"], limit=8)
-    with pytest.raises(SwiftCacheError, match="--max-total-tokens 8 leaves no regular slots"):
-        sizes.plan_pool(args, configurator(), 1 << 30, 0)
+@pytest.mark.parametrize("window", ["1000", "auto"])
+@pytest.mark.parametrize(
+    ("limit", "budget_bytes", "said"),
+    [
+        (8, 1 << 30, "--max-total-tokens 8 leaves no regular slots"),
+        (None, 0, "0 B for KV is too little"),
+    ],
+)
+def test_where_there_is_no_room_the_server_ends_with_one_line(
+    tmp_path: Path,
+    window: str,
+    limit: int | None,
+    budget_bytes: int,
+    said: str,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def original(*_: Any) -> Any:
+        raise RuntimeError("Not enough memory")  # as SGLang does of no token at all
+
+    small = configurator()
+    small.server_args = arguments(tmp_path, window, ["host=16MiB"], limit)
+    with pytest.raises(SystemExit) as ended:
+        wiring.size_pool(original, small, budget_bytes)
+    assert ended.value.code == 2
+    line = capsys.readouterr().err
+    assert said in line
+    assert line.count("\n") == 1
+
+
+@pytest.mark.parametrize(("exit_code", "raised"), [(2, SystemExit), (1, RuntimeError)])
+def test_the_main_process_ends_as_its_scheduler_did(
+    exit_code: int, raised: type[BaseException]
+) -> None:
+    def original(readers: Any, processes: Any) -> Any:
+        if readers:
+            return readers
+        raise RuntimeError("Rank 0 scheduler died")
+
+    processes = [SimpleNamespace(exitcode=None), SimpleNamespace(exitcode=exit_code)]
+    assert one_line_exit.end_as_scheduler(original, ["ready"], processes) == ["ready"]
+    with pytest.raises(raised):
+        one_line_exit.end_as_scheduler(original, [], processes)
 
 
 def test_what_running_donors_have_free_counts(tmp_path: Path) -> None:

@@ -44,6 +44,12 @@ class Request:
     output_ids: array[int] = field(default_factory=lambda: array("q"))
     extra_key: str | None = None
     priority: int = 0
+    swiftcache_streams: bool = False
+    max_new_tokens: int = 0
+
+    @property
+    def sampling_params(self) -> SimpleNamespace:
+        return SimpleNamespace(max_new_tokens=self.max_new_tokens)
 
     @property
     def tokens(self) -> array[int]:
@@ -172,12 +178,15 @@ class StreamTree:
         chunk: int | None = None,
         *,
         beside: Sequence[Request] = (),
+        streams: bool = False,
+        output: int = 0,
     ) -> Request | None:
         """Match, load back, prefill (in chunks of so many tokens). None if it does not fit.
 
-        beside: requests that decode one token in the same forward as the last chunk.
+        beside: requests that decode one token in the same forward as the last chunk. streams: it
+        was admitted as one that does not fit in regular slots. output: tokens that it may decode.
         """
-        request = self._admit(tokens, PAGE * len(beside))
+        request = self._admit(tokens, PAGE * len(beside), streams, output)
         if request is not None:
             while len(request.tokens) - request.computed > (chunk or len(tokens)):
                 self._extend_by(request, chunk or len(tokens))
@@ -208,7 +217,8 @@ class StreamTree:
             self.finish(request, insert=False)
             self.cache.retire_lost_pages()
             return False
-        self._room(tokens + PAGE + decodes)
+        with self.allocator.slots_for([request]):
+            self._room(tokens + PAGE + decodes)
         self._extend_by(request, tokens, beside)
         if request.computed == len(request.tokens):
             self.chunked = None
@@ -218,7 +228,9 @@ class StreamTree:
     def decoding(self) -> list[Request]:
         return [request for request in self.running if request is not self.chunked]
 
-    def _admit(self, tokens: Sequence[int], more: int = 0) -> Request | None:
+    def _admit(
+        self, tokens: Sequence[int], more: int = 0, streams: bool = False, output: int = 0
+    ) -> Request | None:
         """A request with a row, and room for its tokens and so many ``more``."""
         cache = self.cache
         cache.check_hicache_events()
@@ -230,7 +242,20 @@ class StreamTree:
         request = Request(
             -1, ids, match.device_indices, match.last_device_node, len(match.device_indices)
         )
-        cache.promote(request)
+        request.swiftcache_streams, request.max_new_tokens = streams, output
+        with self.allocator.slots_for([request]):
+            admitted = self._find_room(request, match, more)
+        self._begin_loads()
+        if not admitted:
+            return None
+        request.req_pool_idx = self.free_rows.pop()
+        request.computed = len(request.prefix_indices)
+        self.running.append(request)
+        return request
+
+    def _find_room(self, request: Request, match: Any, more: int) -> bool:
+        """Load back and lock the prefix of a request, if there is room for the rest."""
+        cache, ids = self.cache, request.origin_input_ids
         if match.host_hit_length:
             cache.inc_lock_ref(request.last_node)
             loaded, last_node = cache.init_load_back(
@@ -252,13 +277,9 @@ class StreamTree:
         needed = len(ids) - len(request.prefix_indices) + PAGE + more
         if not self.free_rows or not self._room(needed):
             cache.dec_lock_ref(request.last_node)
-            self._begin_loads()
-            return None
-        self._begin_loads()
-        request.req_pool_idx = self.free_rows.pop()
-        request.computed = len(request.prefix_indices)
-        self.running.append(request)
-        return request
+            return False
+        cache.promote(request)
+        return True
 
     def _extend_by(self, request: Request, tokens: int, beside: Sequence[Request] = ()) -> None:
         end = min(len(request.tokens), request.computed + tokens)
@@ -278,7 +299,8 @@ class StreamTree:
         """Slots for one more token each."""
         lens = torch.tensor([r.computed for r in requests])
         last = torch.stack([self.table[r.req_pool_idx, r.computed - 1] for r in requests])
-        slots = self.allocator.alloc_decode(lens + 1, lens + 1, last.to(torch.int64))
+        with self.allocator.slots_for(requests):
+            slots = self.allocator.alloc_decode(lens + 1, lens + 1, last.to(torch.int64))
         assert slots is not None
         self.cache.note_decode(self._batch(requests, lens, [1] * len(requests), decode=True))
         for request, slot in zip(requests, slots, strict=True):
@@ -316,7 +338,8 @@ class StreamTree:
         prefix = request.prefix_indices
         last = prefix[-1:].to(torch.int64) if len(prefix) else torch.tensor([-1])
         starts, ends = torch.tensor([start]), torch.tensor([end])
-        slots = self.allocator.alloc_extend(starts, starts, ends, ends, last, end - start)
+        with self.allocator.slots_for([request]):
+            slots = self.allocator.alloc_extend(starts, starts, ends, ends, last, end - start)
         assert slots is not None, "room was made for it"
         self.table[request.req_pool_idx, :start] = prefix.to(torch.int32)
         self.table[request.req_pool_idx, start:end] = slots.to(torch.int32)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -47,6 +48,22 @@ def test_auto_takes_no_window_that_no_context_asks_for(plan: Any) -> None:
     assert (short["W"], short["N_LSC"]) == (0, 0)
     long = json.loads(plan(*words, "--context", "131072").stdout)
     assert long["R"] + long["W"] > long["resident_tokens"] > short["R"]
+
+
+def test_the_longest_context_is_the_models_own_unless_told(plan: Any, tmp_path: Path) -> None:
+    words = ["--memory", "3GiB", "--donor", "host=40GiB", "--json"]
+    own = json.loads(plan("--receiver", "Qwen3-8B", *words).stdout)
+    assert 40960 <= own["R"] + own["W"] < 40960 + 2 * 1024
+    longer = json.loads(plan("--receiver", "Qwen3-8B", *words, "--context", "131072").stdout)
+    assert longer["R"] + longer["W"] >= 131072
+    config = {"num_hidden_layers": 36, "num_attention_heads": 8, "head_dim": 128}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    silent = plan("--receiver", str(tmp_path), *words)
+    assert silent.returncode == 2
+    assert "no max_position_embeddings" in silent.stderr
+    assert "--context TOKENS" in silent.stderr
+    told = plan("--receiver", str(tmp_path), *words, "--context", "40960")
+    assert json.loads(told.stdout)["R"] == own["R"]
 
 
 def test_pairs_of_chosen_models(plan: Any) -> None:

@@ -38,6 +38,15 @@ def test_how_it_is_served_changes_its_pages() -> None:
     assert kv.page_bytes == QWEN3_8B.page_bytes
 
 
+def test_a_model_knows_its_longest_context(tmp_path: Path) -> None:
+    assert parse_model("Qwen3-8B,kv=fp8").context_tokens == 40960
+    config = {"num_hidden_layers": 4, "num_attention_heads": 8, "hidden_size": 512}
+    assert parse_model(folder(tmp_path, **config)).context_tokens is None
+    config["max_position_embeddings"] = 8192
+    assert parse_model(folder(tmp_path, **config)).context_tokens == 8192
+    assert parse_model(folder(tmp_path, text_config=config)).context_tokens == 8192
+
+
 def test_a_folder_is_read_and_wins_over_a_name(tmp_path: Path) -> None:
     config = {"num_hidden_layers": 4, "num_attention_heads": 8, "hidden_size": 512}
     assert parse_model(folder(tmp_path, **config)).kv == KVFormat(4, 8, 64)

@@ -15,14 +15,14 @@ DOCUMENT = Path(__file__).resolve().parents[3] / "docs" / "extents.md"
 
 def test_a_lease_of_1_gib_wastes_no_more_than_one_percent_whatever_the_pair() -> None:
     for receiver, donor in product(KNOWN_MODELS, repeat=2):
-        fit = pair(KNOWN_MODELS[receiver], KNOWN_MODELS[donor], WANTED)
+        fit = pair(KNOWN_MODELS[receiver].kv, KNOWN_MODELS[donor].kv, WANTED)
         assert fit.lease.lease_bytes >= LEASE_BYTES
         assert fit.lease.waste <= 0.01, f"{receiver} on {donor}"
         assert fit.extent.pages is not None, f"pages of {donor} straddle its extents"
 
 
 def test_the_documented_tables_are_those_of_the_code() -> None:
-    models = [NamedModel(name, kv) for name, kv in KNOWN_MODELS.items()]
+    models = [NamedModel(name, *model) for name, model in KNOWN_MODELS.items()]
     tables = pair_tables(models, WANTED)
     what_to_do = f"write what `swiftcache plan --pairs` prints into {DOCUMENT.name}"
     assert tables in DOCUMENT.read_text(), what_to_do

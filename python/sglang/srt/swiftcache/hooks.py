@@ -21,6 +21,7 @@ from sglang.srt.swiftcache import (
     donate_checks,
     donation_wiring,
     model_check,
+    one_line_exit,
     pool_wiring,
     tier_wiring,
     ttft,
@@ -60,6 +61,14 @@ HOOKS = (
         donate_checks.lay_out_by_pages,
         reason="the flag turns the page-major layout on, also on the CPU, which SGLang refuses",
         on_upgrade="runs after the attention backends are resolved; which backends it allows",
+    ),
+    Hook(
+        "sglang.srt.entrypoints.engine._wait_for_scheduler_ready",
+        HookType.AROUND,
+        one_line_exit.end_as_scheduler,
+        reason="the main process raises an error of its own, with a traceback and exit code 1, "
+        "where a scheduler has ended after one line on what the user is to change",
+        on_upgrade="still raises RuntimeError, after it has joined the process that ended",
     ),
     Hook(
         "sglang.srt.mem_cache.kv_cache_configurator.KVCacheConfigurator._build_mha_kv_pool",
@@ -197,15 +206,15 @@ HOOKS = (
     ),
     Hook(
         "sglang.srt.mem_cache.allocation.alloc_for_extend",
-        HookType.AFTER,
-        stream_wiring.note_extend,
-        reason="which request got which pages is known here alone without reading the device",
+        HookType.AROUND,
+        stream_wiring.alloc_for_extend,
+        reason="which request gets which pages is known here alone without reading the device",
         on_upgrade="still allocates in the order of batch.reqs, with req_pool_idx assigned",
     ),
     Hook(
         "sglang.srt.mem_cache.allocation.alloc_for_decode",
-        HookType.AFTER,
-        stream_wiring.note_decode,
+        HookType.AROUND,
+        stream_wiring.alloc_for_decode,
         reason="as above",
         on_upgrade="still one token each, in the order of batch.reqs, before seq_lens grow",
     ),

@@ -2,25 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from sglang.srt.mem_cache.allocator.paged import PagedTokenToKVPoolAllocator
 
+from sglang.srt.swiftcache.layer_stream.admission import streams
 from sglang.srt.swiftcache.layer_stream.pool import StreamKVPool
 from sglang.srt.swiftcache.layer_stream.rows import PageRows, pages_of, with_pages
 from swiftcache_tier.stream import PageBook
+
+if TYPE_CHECKING:
+    from sglang.srt.managers.schedule_batch import Req
 
 
 class StreamAllocator(PagedTokenToKVPoolAllocator):
     """Hands out regular pages first, window pages only where they do not suffice.
 
-    Before a window page is handed out, ``make_regular_room`` may evict what is cold. Which slots
-    the tokens get within the pages is still SGLang's computation, which finds the chosen pages in
-    ``free_pages``. Scheduler thread only.
+    Before a window page is handed out, ``make_regular_room`` may evict what is cold. Requests that
+    stream leave ``kept_pages`` regular ones to those that do not, unless there is no other page.
+    Which slots the tokens get within the pages is still SGLang's computation, which finds the
+    chosen pages in ``free_pages``. Scheduler thread only.
     """
 
     def __init__(
@@ -37,9 +42,11 @@ class StreamAllocator(PagedTokenToKVPoolAllocator):
         self.book = PageBook(kvcache.regular_tokens // page_size, window_pages)
         self.rows = PageRows(req_to_token, page_size)
         self.make_regular_room: Callable[[int], None] = lambda pages: None
+        self.kept_pages = 0
         self.host_reads = 0
         """Frees of slots whose pages had to be read back from the device; 0 in normal service."""
         self._regular_only = False
+        self._streams = np.empty(0, dtype=bool)  # of the requests that get slots
         self._chosen = np.empty(0, dtype=np.int64)
         super().__init__(size, page_size, dtype, device, kvcache, need_sort)
 
@@ -55,9 +62,23 @@ class StreamAllocator(PagedTokenToKVPoolAllocator):
         finally:
             self._regular_only = False
 
+    @contextmanager
+    def slots_for(self, requests: Sequence[Req]) -> Iterator[None]:
+        """Inside, slots are handed out to these requests, in this order."""
+        self._streams = np.array([streams(req) for req in requests], dtype=bool)
+        try:
+            yield
+        finally:
+            self._streams = np.empty(0, dtype=bool)
+
+    @property
+    def kept_now(self) -> int:
+        """Regular pages that those leave alone who get slots now."""
+        return self.kept_pages if self._streams.any() else 0
+
     def alloc(self, need_size: int) -> torch.Tensor | None:
         """Slots of whole pages, int64 [need_size] on the device, with their pages noted."""
-        pages = self._choose(need_size // self.page_size)
+        pages = self._choose(np.array([need_size // self.page_size]), np.zeros(1, dtype=bool))
         return None if pages is None else self.slots_of(pages)
 
     def slots_of(self, pages: np.ndarray) -> torch.Tensor:
@@ -77,7 +98,7 @@ class StreamAllocator(PagedTokenToKVPoolAllocator):
         num_new_pages: int | None = None,
     ) -> torch.Tensor | None:
         ends, starts = self._pages_for(seq_lens_cpu), self._pages_for(prefix_lens_cpu)
-        if not self._prepare(int((ends - starts).sum())):
+        if not self._prepare(ends - starts):
             return None
         return super().alloc_extend(
             prefix_lens,
@@ -92,7 +113,7 @@ class StreamAllocator(PagedTokenToKVPoolAllocator):
     def alloc_decode(
         self, seq_lens: torch.Tensor, seq_lens_cpu: torch.Tensor, last_loc: torch.Tensor
     ) -> torch.Tensor | None:
-        if not self._prepare(int(np.count_nonzero(seq_lens_cpu.numpy() % self.page_size == 1))):
+        if not self._prepare((seq_lens_cpu.numpy() % self.page_size == 1).astype(np.int64)):
             return None
         return super().alloc_decode(seq_lens, seq_lens_cpu, last_loc)
 
@@ -129,8 +150,8 @@ class StreamAllocator(PagedTokenToKVPoolAllocator):
         self.free_pages = torch.zeros(1, dtype=torch.int64, device=self.device)
         self.release_pages = torch.empty(0, dtype=torch.int64, device=self.device)
 
-    def _prepare(self, pages: int) -> bool:
-        chosen = self._choose(pages)
+    def _prepare(self, counts: np.ndarray) -> bool:
+        chosen = self._choose(counts, self._streams)
         if chosen is None:
             return False
         self._chosen = chosen
@@ -138,16 +159,27 @@ class StreamAllocator(PagedTokenToKVPoolAllocator):
         self.free_pages = self._upload(chosen if chosen.size else np.zeros(1, dtype=np.int64))
         return True
 
-    def _choose(self, pages: int) -> np.ndarray | None:
-        """Page ids, or None if there are too few; then none was taken."""
+    def _choose(self, counts: np.ndarray, streaming: np.ndarray) -> np.ndarray | None:
+        """Page ids, or None if there are too few; then none was taken.
+
+        counts: pages for each request, int64 (n,). streaming: which of them stream, bool (n,).
+        """
         book = self.book
-        if book.free_regular < pages:
-            self.make_regular_room(pages - book.free_regular)
-        regular = min(pages, book.free_regular)
+        last = np.repeat(streaming, counts)  # page by page: those that others come before
+        pages, first = last.size, int(np.count_nonzero(~last))
+        kept = self.kept_pages if first < pages else 0
+        if book.free_regular < pages + kept:
+            self.make_regular_room(pages + kept - book.free_regular)
+        free = book.free_regular
+        regular = min(pages, free, max(first, free - kept, pages - book.free_window))
         window = pages - regular
         if window > (0 if self._regular_only else book.free_window):
             return None
-        return np.concatenate([book.take_regular(regular), book.take_window(window)])
+        order = np.argsort(last, kind="stable")
+        chosen = np.empty(pages, dtype=np.int64)
+        chosen[order[:regular]] = book.take_regular(regular)
+        chosen[order[regular:]] = book.take_window(window)
+        return chosen
 
     def _give_back(self, slots: torch.Tensor) -> None:
         pages = pages_of(slots)

@@ -70,17 +70,17 @@ class WindowLoader:
         """Copy what a request is about to read from window to regular slots, as far as those are
         free. Returns the tokens.
 
-        ``req`` has been matched and not yet admitted. Left alone are nodes that a running request
-        reads, whose slots are in its tables, and those that nobody asks for.
+        ``req`` has been admitted to the batch that is being built, with which the copies start.
+        Left alone are nodes that another request reads, whose slots are in its tables, and those
+        that nobody asks for.
         """
         cache = self._cache
-        book = cache.allocator.book
-        if book.free_regular == 0 or book.used_window == 0:
+        if cache.allocator.book.used_window == 0:
             return 0
         promoted = sum(
             self._promote_node(node)
             for node in self._path(req.last_node)
-            if node.lock_ref == 0 and cache.is_window(node)
+            if node.lock_ref == 1 and cache.is_window(node)
         )
         if promoted:
             values = [node.value for node in self._path(req.last_node)]
@@ -96,11 +96,11 @@ class WindowLoader:
         return path
 
     def _promote_node(self, node: TreeNode) -> int:
-        """Move an unlocked window node, or its head, to free regular slots. Returns the tokens."""
+        """Move a window node, or its head, to free regular slots. Returns the tokens."""
         cache = self._cache
         pages = len(node.key) // cache.page_size
-        room = min(pages, cache.allocator.book.free_regular)
-        if room == 0:
+        room = min(pages, cache.allocator.book.free_regular - cache.allocator.kept_now)
+        if room <= 0:
             return 0
         if room < pages:
             node = cache._split_node(node.key, node, room * cache.page_size)
@@ -112,7 +112,7 @@ class WindowLoader:
         assert slots is not None, "so many pages are free"
         node.value = slots
         cache.allocator.free(window_slots)
-        # until the copy, which starts with the batch that is being built, has completed
+        # until the copy has completed
         cache.ongoing_load_back[node.id] = node
         cache.inc_lock_ref(node)
         return len(node.key)
@@ -125,14 +125,18 @@ class WindowLoader:
         The node at the border is split. None if there is no room.
         """
         cache, book = self._cache, self._cache.allocator.book
-        if book.free_regular < pages:
-            cache.make_regular_room(pages - book.free_regular)
-        room = min(pages, book.free_regular)
-        if room * cache.page_size < cache.load_back_threshold:
+        kept = cache.allocator.kept_now
+        if book.free_regular < pages + kept:
+            cache.make_regular_room(pages + kept - book.free_regular)
+        room = min(pages, book.free_regular - kept)
+        least = -(-cache.load_back_threshold // cache.page_size)
+        if room < least:
             room = 0
         if pages - room > book.free_window:
             self._make_window_room(pages - room - book.free_window)
-        if pages - room > book.free_window:
+        if pages - room > book.free_window:  # rather the kept ones than none
+            room = max(pages - book.free_window, least)
+        if room > book.free_regular:
             return None
         to_regular: list[TreeNode] = []
         for at, part in enumerate(path):

@@ -52,10 +52,16 @@ def plan_forward(
     )
 
 
-def distinct_window_pages(held: Iterable[np.ndarray], book: PageBook) -> np.ndarray:
-    """The window pages among these page ids, each once, ascending: int64."""
+def mark_pages(held: Iterable[np.ndarray], book: PageBook) -> np.ndarray:
+    """Which pages are among these page ids: bool, by page."""
     # by marks, not by sorting: a step may name hundreds of thousands of pages
     marked = np.zeros(book.first_window_page + book.window_pages, dtype=bool)
     for pages in held:
         marked[pages] = True
+    return marked
+
+
+def distinct_window_pages(held: Iterable[np.ndarray], book: PageBook) -> np.ndarray:
+    """The window pages among these page ids, each once, ascending: int64."""
+    marked = mark_pages(held, book)
     return np.flatnonzero(marked[book.first_window_page :]) + book.first_window_page

@@ -36,13 +36,28 @@ def shape_of(configurator: Any) -> StreamShape:
     )
 
 
+def check_room(args: Any, configurator: Any, budget_bytes: int) -> None:
+    """Before SGLang makes sizes of the budget, which ends in a traceback where there is no room.
+
+    Raises SwiftCacheError where not even the least regular slots fit in.
+    """
+    shape = shape_of(configurator)
+    limit = args.max_total_tokens
+    if limit is not None and regular_tokens_for(limit, shape) == 0:
+        raise SwiftCacheError(
+            f"--max-total-tokens {limit} leaves no regular slots: beside a layer window this model "
+            f"needs {least_regular_tokens(shape)} or more; raise it or drop it"
+        )
+    plan_window(0, budget_bytes, (), shape)
+
+
 def plan_pool(
     args: Any, configurator: Any, budget_bytes: int, stock_tokens: int
 ) -> StreamPlan | None:
     """The sizes of the pool; None if ``auto`` finds that no window is worth having.
 
     budget_bytes: for KV. stock_tokens: of the pool that SGLang would make of it, within
-    ``--max-total-tokens``.
+    ``--max-total-tokens``. `check_room` has found room.
 
     Raises SwiftCacheError for a window that leaves no regular slots.
     """
@@ -69,13 +84,7 @@ def plan_pool(
         return plan
     plan = plan_window(int(args.swiftcache_layer_stream), budget_bytes, donated, shape)
     if args.max_total_tokens is not None:
-        regular = min(plan.regular_tokens, regular_tokens_for(args.max_total_tokens, shape))
-        if regular == 0:
-            raise SwiftCacheError(
-                f"--max-total-tokens {args.max_total_tokens} leaves no regular slots: beside a "
-                f"layer window this model needs {least_regular_tokens(shape)} or more; raise it "
-                "or drop it"
-            )
-        plan = replace(plan, regular_tokens=regular)
+        limit = regular_tokens_for(args.max_total_tokens, shape)
+        plan = replace(plan, regular_tokens=min(plan.regular_tokens, limit))
     logger.info("SwiftCache layer stream: %s", plan)
     return plan

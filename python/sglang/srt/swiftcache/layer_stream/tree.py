@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import heapq
 import logging
+import math
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -27,7 +28,7 @@ from sglang.srt.swiftcache.layer_stream.admission import Admission
 from sglang.srt.swiftcache.layer_stream.allocator import StreamAllocator
 from sglang.srt.swiftcache.layer_stream.homes import HomeKeeper, StreamVacater
 from sglang.srt.swiftcache.layer_stream.loading import WindowLoader
-from sglang.srt.swiftcache.layer_stream.planning import distinct_window_pages, plan_forward
+from sglang.srt.swiftcache.layer_stream.planning import plan_forward
 from sglang.srt.swiftcache.layer_stream.rows import known_pages, pages_of, with_pages
 from sglang.srt.swiftcache.layer_stream.shortage import Shortage
 from sglang.srt.swiftcache.layer_stream.streamer import NO_IDS, ForwardPlan, LayerStreamer
@@ -55,7 +56,9 @@ class StreamRadixCache(DonorRadixCache):
         self._row: int | None = None  # of the request whose tokens are being inserted
         self._new_nodes: list[tuple[TreeNode, bool]] | None = None
         super().__init__(params=params, server_args=server_args)
-        self.token_to_kv_pool_allocator.make_regular_room = self.make_regular_room
+        self.allocator.make_regular_room = self.make_regular_room
+        share = self.tier_pool.settings.resident_share
+        self.allocator.kept_pages = math.ceil(self.allocator.book.regular_pages * share)
         self._vacater: StreamVacater = StreamVacater(self)
         self.admission = Admission(self)
         self.shortage = Shortage(self)
@@ -129,16 +132,6 @@ class StreamRadixCache(DonorRadixCache):
     def retire_lost_pages(self) -> None:
         """Of a request that was retracted: others are not to lose their place for them, too."""
         self._vacater.vacate_free_pages()
-
-    def window_pages_of(self, requests: list[Req], prefix: TreeNode) -> int:
-        """Distinct window pages that these requests hold, or that lead to ``prefix``."""
-        rows = self.allocator.rows
-        held = [
-            rows.get(req.req_pool_idx, req.kv.kv_allocated_len)
-            for req in requests
-            if req.req_pool_idx is not None and req.kv is not None
-        ]
-        return len(distinct_window_pages([*held, self.pages_to(prefix)], self.allocator.book))
 
     # -- nodes ----------------------------------------------------------------------------------
 

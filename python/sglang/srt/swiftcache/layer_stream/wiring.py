@@ -26,13 +26,14 @@ def size_pool(
     original: Callable[..., Any], configurator: Any, budget_bytes: int, **kwargs: Any
 ) -> Any:
     """KVCacheConfigurator.config_from_budget: R + W slots in place of what the budget holds."""
-    config = original(configurator, budget_bytes, **kwargs)
     args = configurator.server_args
     if not layer_stream_is_on(args):
-        return config
-    from sglang.srt.swiftcache.layer_stream.sizes import plan_pool
+        return original(configurator, budget_bytes, **kwargs)
+    from sglang.srt.swiftcache.layer_stream.sizes import check_room, plan_pool
 
     with one_line_exit():
+        check_room(args, configurator, budget_bytes)
+        config = original(configurator, budget_bytes, **kwargs)
         plan = plan_pool(args, configurator, budget_bytes, config.max_total_num_tokens)
     if plan is not None:
         _window_tokens[id(configurator)] = plan.window_tokens
@@ -130,18 +131,26 @@ def run_batch(
         return original(scheduler, batch, *args, **kwargs)
 
 
-def note_extend(_: Any, batch: Any) -> None:
-    """alloc_for_extend: a prefill batch has its slots."""
+def alloc_for_extend(original: Callable[..., Any], batch: Any) -> Any:
+    """alloc_for_extend: a prefill batch gets its slots."""
     cache = _stream_cache(batch.tree_cache)
-    if cache is not None:
-        cache.note_extend(batch)
+    if cache is None:
+        return original(batch)
+    with cache.allocator.slots_for(batch.reqs):
+        slots = original(batch)
+    cache.note_extend(batch)
+    return slots
 
 
-def note_decode(_: Any, batch: Any, *__: Any, **___: Any) -> None:
-    """alloc_for_decode: a decode batch has its slots."""
+def alloc_for_decode(original: Callable[..., Any], batch: Any, *args: Any, **kwargs: Any) -> Any:
+    """alloc_for_decode: a decode batch gets its slots."""
     cache = _stream_cache(batch.tree_cache)
-    if cache is not None:
-        cache.note_decode(batch)
+    if cache is None:
+        return original(batch, *args, **kwargs)
+    with cache.allocator.slots_for(batch.reqs):
+        slots = original(batch, *args, **kwargs)
+    cache.note_decode(batch)
+    return slots
 
 
 def add_one_req(
@@ -149,15 +158,22 @@ def add_one_req(
 ) -> Any:
     """PrefillAdder.add_one_req: what would stream too much waits, as for want of slots."""
     cache = _stream_cache(adder.tree_cache)
-    if cache is not None:
-        from sglang.srt.managers.schedule_policy import AddReqResult
+    if cache is None:
+        return original(adder, req, *args, **kwargs)
+    from sglang.srt.managers.schedule_policy import AddReqResult
 
-        if cache.shortage.is_beyond(req):
-            return AddReqResult.CONTINUE  # with those behind it
-        if not cache.admission.may_run(adder, req):
-            return AddReqResult.NO_TOKEN
-        cache.promote(req)
-    return original(adder, req, *args, **kwargs)
+    if cache.shortage.is_beyond(req):
+        return AddReqResult.CONTINUE  # with those behind it
+    if not cache.admission.may_run(adder, req):
+        # after NO_TOKEN SGLang asks again when a request ends; a copy that ends frees pages too
+        copying = cache.ongoing_write_through or cache.ongoing_load_back
+        return AddReqResult.OTHER if copying else AddReqResult.NO_TOKEN
+    with cache.allocator.slots_for([req]):
+        result = original(adder, req, *args, **kwargs)
+        # only now: what is promoted is copied when the batch starts that the request is in
+        if req in adder.can_run_list:
+            cache.promote(req)
+    return result
 
 
 def add_chunked_req(original: Callable[..., Any], adder: Any, req: Any) -> Any:
