@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import requests
 
+from sglang.srt.swiftcache import donation_metrics
 from support.borrower import Borrower
 from support.conversations import hold, outputs
 from support.processes import wait_until
@@ -129,6 +130,7 @@ def test_an_idle_server_lends_down_to_its_high_mark(lender: Server) -> None:
             "/metrics has the part that is lent",
         )
         assert lender.metrics()[f"swiftcache_donor_elastic{{{name}}}"] == 1
+        assert {m.name for m in donation_metrics.COUNTERS.values()} <= set(lender.metrics())
     wait_until(lambda: donation(lender)["lent_bytes"] == 0, DEADLINE_S, "all came back")
 
 
@@ -144,7 +146,7 @@ def test_load_takes_memory_back_before_anything_is_evicted_or_retracted(lender: 
         several = [prompt(600, seed) for seed in range(2, 5)]
         answers = sender.submit(lender.generate, several, 24)
         wait_until(
-            lambda: donation(lender)["held_steps"] > before["held_steps"],
+            lambda: donation(lender)["held_prefills"] > before["held_prefills"],
             DEADLINE_S,
             "the others wait for memory",
         )
@@ -254,12 +256,17 @@ def test_after_much_traffic_extents_are_emptied_for_lending(
         lender.generate(prompt(rng.randrange(60, 400), seed), 8)
     kept = prompt(200, seed=29_000)
     lender.generate(kept, 4)
+    cached = donation(lender)["cached_tokens"]
     with borrow(lender) as borrower:
         wait_for_bytes(borrower, POOL_BYTES // 2)
         borrower.fill()
         state = donation(lender)
+        evicted = state["evicted_tokens"] - before["evicted_tokens"]
+        assert state["cached_tokens"] == cached - evicted
+        assert state["evicted_share"] == pytest.approx(evicted / cached, abs=1e-5)
+        assert state["evicted_share"] < 1, "what was just used is still there"
         assert state["moved_pages"] > before["moved_pages"]
-        assert state["evicted_tokens"] > before["evicted_tokens"]
+        assert evicted > 0
         assert state["compaction_seconds"] > before["compaction_seconds"]
         # What was moved is found where it went.
         fresh = lender.generate(kept, 8)[0]

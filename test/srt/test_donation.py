@@ -292,6 +292,27 @@ def test_a_busy_scheduler_spends_a_small_part_of_its_time_on_lending(world: Worl
     assert len(looks) == 3, "an idle one has the time"
 
 
+def test_the_cost_of_the_present_loans_is_a_share_of_the_cache(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for first in range(0, 9000, 1000):
+        assert world.tree.run(list(range(first, first + 10 * PAGE_TOKENS)))
+    cached = world.donation.status()["cached_tokens"]
+    assert cached == 90 * PAGE_TOKENS
+    with monkeypatch.context() as patches:  # a step that makes room, and no extent free yet
+        patches.setattr(world.donation, "_wholly_free", lambda extents: [])
+        world.step(after_s=100.0)
+    assert not world.donor.theirs
+    lent = world.lend_all()
+    state = world.donation.status()
+    assert 0 < state["evicted_tokens"] < cached
+    assert state["evicted_share"] == pytest.approx(state["evicted_tokens"] / cached, abs=1e-6)
+    world.donor.give_back(lent)
+    world.donor.demand = 0
+    world.step()
+    assert world.donation.status()["evicted_share"] == 0
+
+
 # -- taking back ------------------------------------------------------------------------------
 
 

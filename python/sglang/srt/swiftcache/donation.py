@@ -45,8 +45,9 @@ class DonationTotals:
     take_backs: int = 0
     take_back_seconds: float = 0.0
     """From asking to having all that was asked for."""
-    held_steps: int = 0
-    """Scheduler steps that waited for memory on its way back."""
+    held_prefills: int = 0
+    held_decodes: int = 0
+    """Of scheduler steps, what waited for memory on its way back."""
     aborted_requests: int = 0
 
 
@@ -91,6 +92,8 @@ class Donation:
         """Extents, since then."""
         self._short_s: float | None = None
         """Since when the queue's head has needed more than is this engine's own."""
+        self._evicted_before = 0
+        """Tokens that loans had cost when nothing was lent any more."""
         self._quiet_until_s = 0.0
         self._cold = 0
         self._cold_as_of_s = 0.0
@@ -119,13 +122,7 @@ class Donation:
         self._take_in(running_batch, now_s)
         self._hand_over()
         if self._metrics is not None:
-            totals = self.totals
-            self._metrics.step(
-                self._donor.handed_over,
-                self._plan.extents,
-                totals.take_backs,
-                totals.aborted_requests,
-            )
+            self._metrics.step(self._donor.handed_over, self._plan.extents, self._counts())
         self._abort_what_cannot_fit(running_batch, now_s)
         if not (self._lent or self._donor.demand):
             return
@@ -146,7 +143,7 @@ class Donation:
             # A server that waits for others must go on giving back what it has of theirs, as it
             # does before it looks for a prefill.
             self._scheduler.tree_cache.check_hicache_events()
-        self.totals.held_steps += holds
+        self.totals.held_decodes += holds
         return holds
 
     def holds_prefill(self, adder: Any, request: Any) -> bool:
@@ -160,7 +157,7 @@ class Donation:
         hot = self._scheduler.tree_cache.evictable_size() - self._cold_now()
         needed = tokens_of_waiting(request, self._allocator.page_size)
         holds: bool = needed >= adder.rem_total_tokens - hot
-        self.totals.held_steps += holds
+        self.totals.held_prefills += holds
         return holds
 
     def close(self) -> None:
@@ -171,8 +168,11 @@ class Donation:
     def status(self) -> dict[str, Any]:
         """Plain data for ``/server_info``."""
         reply = self._donor.status()
-        totals, cost = self.totals, self._compactor.totals
+        cost = self._compactor.totals
         gib_emptied = cost.emptied_extents * self._map.extent_bytes / (1 << 30)
+        evicted = cost.evicted_tokens - self._evicted_before
+        cached = self._scheduler.tree_cache.evictable_size()
+        cached += self._scheduler.tree_cache.protected_size()
         return {
             "name": self._plan.paths.name,
             "state": "starting" if reply is None else reply.state,
@@ -182,24 +182,36 @@ class Donation:
             "aim_bytes": self._aim * self._map.extent_bytes,
             "owned_tokens": self._allocator.size - self._allocator.held_tokens,
             "receivers": [] if reply is None else [r.name for r in reply.receivers],
-            "lent_extents": totals.lent_extents,
-            "returned_extents": totals.returned_extents,
-            "take_backs": totals.take_backs,
-            "take_back_seconds": round(totals.take_back_seconds, 6),
-            "held_steps": totals.held_steps,
-            "aborted_requests": totals.aborted_requests,
-            "evicted_tokens": cost.evicted_tokens,
-            "moved_pages": cost.moved_pages,
+            **self._counts(),
+            "cached_tokens": cached,
+            "evicted_share": round(evicted / (evicted + cached), 6) if evicted else 0.0,
             "compaction_seconds": round(cost.seconds, 6),
             "compaction_seconds_per_gib": round(cost.seconds / gib_emptied, 6)
             if gib_emptied
             else 0.0,
         }
 
+    def _counts(self) -> dict[str, float]:
+        """Since the start, for ``/server_info`` and ``/metrics``."""
+        totals, cost = self.totals, self._compactor.totals
+        return {
+            "lent_extents": totals.lent_extents,
+            "returned_extents": totals.returned_extents,
+            "take_backs": totals.take_backs,
+            "take_back_seconds": round(totals.take_back_seconds, 6),
+            "held_prefills": totals.held_prefills,
+            "held_decodes": totals.held_decodes,
+            "aborted_requests": totals.aborted_requests,
+            "evicted_tokens": cost.evicted_tokens,
+            "moved_pages": cost.moved_pages,
+        }
+
     def _take_in(self, running_batch: Any, now_s: float) -> None:
         slots = self._donor.take_returned()
         if slots:
             self._lent.difference_update(slots)
+            if not self._lent:
+                self._evicted_before = self._compactor.totals.evicted_tokens
             self._allocator.release(slots)
             # Queued on the stream on which their pages are handed out, so before any use of them.
             self._pool.zero_extents(slots)
