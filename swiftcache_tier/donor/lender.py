@@ -274,7 +274,8 @@ class Lender:
     def _rebalance(self, now_s: float) -> None:
         """Move towards equal shares: ask back what is over, offer what is missing."""
         heard = [r for r in self._receivers.values() if not r.silent]
-        stuck = sum(self._held(r) for r in self._receivers.values() if r.silent)
+        counts = self._table.counts()
+        stuck = counts[LeaseState.ORPHANED] + counts[LeaseState.DEGRADED]
         lendable = min(self._extents - self._table.kept, self._target)
         room = max(0, self.limits.of_all(lendable) - stuck)
         shares = fair_shares(room, self._claims(heard))

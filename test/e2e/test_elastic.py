@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import requests
 
+from sglang.srt.swiftcache import donation_metrics
 from support.borrower import Borrower
 from support.conversations import hold, outputs
 from support.processes import wait_until
@@ -84,6 +85,16 @@ def prompt(tokens: int, seed: int) -> list[int]:
     return [rng.randrange(10, 500) for _ in range(tokens)]
 
 
+def ask(server: Server, tokens: list[int]) -> requests.Response:
+    """One request, whatever becomes of it."""
+    sampling = {"max_new_tokens": 16, "temperature": 0}
+    return requests.post(
+        server.url + "/generate",
+        json={"input_ids": tokens, "sampling_params": sampling},
+        timeout=DEADLINE_S,
+    )
+
+
 def test_its_output_is_that_of_stock_whether_it_lends_or_not(
     lender: Server, expected_outputs: list[list[int]]
 ) -> None:
@@ -119,6 +130,7 @@ def test_an_idle_server_lends_down_to_its_high_mark(lender: Server) -> None:
             "/metrics has the part that is lent",
         )
         assert lender.metrics()[f"swiftcache_donor_elastic{{{name}}}"] == 1
+        assert {m.name for m in donation_metrics.COUNTERS.values()} <= set(lender.metrics())
     wait_until(lambda: donation(lender)["lent_bytes"] == 0, DEADLINE_S, "all came back")
 
 
@@ -134,7 +146,7 @@ def test_load_takes_memory_back_before_anything_is_evicted_or_retracted(lender: 
         several = [prompt(600, seed) for seed in range(2, 5)]
         answers = sender.submit(lender.generate, several, 24)
         wait_until(
-            lambda: donation(lender)["held_steps"] > before["held_steps"],
+            lambda: donation(lender)["held_prefills"] > before["held_prefills"],
             DEADLINE_S,
             "the others wait for memory",
         )
@@ -146,6 +158,19 @@ def test_load_takes_memory_back_before_anything_is_evicted_or_retracted(lender: 
         (again,) = lender.generate(kept, 4)
         assert again["meta_info"]["cached_tokens"] >= 384, "what was in use lately is still there"
     assert "Retract" not in lender.log()
+
+
+def test_a_prompt_that_is_cached_takes_nothing_back(lender: Server) -> None:
+    chat = prompt(1000, seed=3)
+    lender.generate(chat, 4)
+    with borrow(lender) as borrower:
+        wait_for_bytes(borrower, int(0.4 * POOL_BYTES))  # too little is left for it, uncached
+        borrower.fill()
+        before = donation(lender)["take_backs"]
+        (turn,) = lender.generate(chat, 4)
+        assert turn["meta_info"]["cached_tokens"] >= 976
+        assert donation(lender)["take_backs"] == before
+        assert borrower.lost_blocks == 0
 
 
 def test_a_flush_leaves_lent_memory_alone(
@@ -231,12 +256,17 @@ def test_after_much_traffic_extents_are_emptied_for_lending(
         lender.generate(prompt(rng.randrange(60, 400), seed), 8)
     kept = prompt(200, seed=29_000)
     lender.generate(kept, 4)
+    cached = donation(lender)["cached_tokens"]
     with borrow(lender) as borrower:
         wait_for_bytes(borrower, POOL_BYTES // 2)
         borrower.fill()
         state = donation(lender)
+        evicted = state["evicted_tokens"] - before["evicted_tokens"]
+        assert state["cached_tokens"] == cached - evicted
+        assert state["evicted_share"] == pytest.approx(evicted / cached, abs=1e-5)
+        assert state["evicted_share"] < 1, "what was just used is still there"
         assert state["moved_pages"] > before["moved_pages"]
-        assert state["evicted_tokens"] > before["evicted_tokens"]
+        assert evicted > 0
         assert state["compaction_seconds"] > before["compaction_seconds"]
         # What was moved is found where it went.
         fresh = lender.generate(kept, 8)[0]
@@ -260,14 +290,7 @@ def test_a_holder_that_does_not_answer_costs_a_reason_not_a_hang(
             wait_for_bytes(borrower, int(0.65 * POOL_BYTES))
             borrower.fill()
             borrower.vacating = False
-            answer = requests.post(
-                server.url + "/generate",
-                json={
-                    "input_ids": prompt(3000, seed=1),
-                    "sampling_params": {"max_new_tokens": 16, "temperature": 0},
-                },
-                timeout=DEADLINE_S,
-            )
+            answer = ask(server, prompt(3000, seed=1))
             assert answer.status_code == 503, answer.text
             assert "is lent and was not given back within 1 s" in answer.text
             state = donation(server)
@@ -275,6 +298,10 @@ def test_a_holder_that_does_not_answer_costs_a_reason_not_a_hang(
             assert state["aborted_requests"] == 1
             # What fits is served meanwhile.
             assert len(server.generate(prompt(300, seed=2), 4)[0]["output_ids"]) == 4
+            # Beside what is cached of it, this one needs less than is owned: of that, it is a part.
+            chat = prompt(state["owned_tokens"] + 200, seed=3)
+            server.generate(chat[:700], 4)
+            assert ask(server, chat).status_code == 503
             borrower.check()
 
             server.stop()  # SIGKILL: what is lent is orphaned, and stays readable

@@ -53,9 +53,13 @@ def test_servers_that_lend_to_each_other_answer_as_stock_does(
                         "each has borrowed from the other",
                     )
                 for server in (first, second):
-                    before = donation(server)["take_backs"]
+                    before = donation(server)
                     assert outputs(hold(server, at_once=True)) == expected_outputs
-                    assert donation(server)["take_backs"] > before, "the loaded one takes back"
+                    after = donation(server)
+                    assert after["take_backs"] > before["take_backs"], "the loaded one takes back"
+                    assert after["cached_tokens"] > before["owned_tokens"], (
+                        "its own KV lies in memory that the other had"
+                    )
                     wait_until(
                         lambda server=server: borrowed_bytes(server) > ENOUGH_BYTES,
                         DEADLINE_S,
@@ -65,6 +69,8 @@ def test_servers_that_lend_to_each_other_answer_as_stock_does(
                     assert outputs(turns) == expected_outputs
                     assert donor_tokens(turns) > 0
 
+                # Of that, the first had used some, and asks for it again.
+                assert first.swiftcache()["lost_blocks"] > 0
                 both = list(pair.map(lambda server: hold(server), (first, second)))
                 assert [outputs(turns) for turns in both] == [expected_outputs] * 2
                 both = list(pair.map(lambda s: hold(s, at_once=True), (first, second)))

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from array import array
+from collections.abc import Callable, Iterator, Sequence
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
+from sglang.srt.managers.schedule_batch import Req
+from sglang.srt.sampling.sampling_params import SamplingParams
 
 from sglang.srt.swiftcache import donation as donation_module
 from sglang.srt.swiftcache.donation import Donation
 from support.elastic_tree import PAGE_TOKENS, ElasticTree
+from swiftcache_tier.donor.water import WaterMarks
 
 PAGES = 95  # and page 0: 12 extents of 8 pages
 TOKENS = PAGES * PAGE_TOKENS
@@ -23,6 +28,7 @@ class DonorByHand:
         self.demand = 99
         self.theirs: list[int] = []
         self.aimed: list[int] = []
+        self.targets: list[int] = []
         self.stuck = 0
         self.state = "serving"
         self._back: list[int] = []
@@ -39,6 +45,7 @@ class DonorByHand:
 
     def lend(self, slots: list[int], target: int) -> None:
         self.theirs += slots
+        self.targets.append(target)
 
     def aim(self, target: int) -> None:
         self.aimed.append(target)
@@ -94,14 +101,16 @@ class Batch:
         return len(self.reqs) * PAGE_TOKENS
 
 
-def request(prompt_tokens: int, new_tokens: int) -> Any:
-    return SimpleNamespace(
-        rid=f"{prompt_tokens} tokens",
-        origin_input_ids=[0] * prompt_tokens,
-        output_ids=[],
-        prefix_indices=[],
-        sampling_params=SimpleNamespace(max_new_tokens=new_tokens),
-    )
+def request(prompt: int | Sequence[int], new_tokens: int) -> Req:
+    """``prompt``: tokens, or how many of them, which nothing else begins with."""
+    tokens = array("q", [7] * prompt if isinstance(prompt, int) else prompt)
+    return Req(f"{len(tokens)} tokens", "", tokens, SamplingParams(max_new_tokens=new_tokens))
+
+
+def prefill(*requests: Req) -> Any:
+    """A batch in flight that writes what the requests ask for."""
+    mode = SimpleNamespace(is_extend=lambda: True)
+    return SimpleNamespace(reqs=list(requests), forward_mode=mode)
 
 
 class World:
@@ -139,9 +148,9 @@ class World:
         self.donor: DonorByHand = self.donation._donor  # type: ignore[assignment]
         self.fence: FenceByHand = self.donation._fence  # type: ignore[assignment]
 
-    def step(self, after_s: float = 0.0) -> None:
+    def step(self, after_s: float = 0.0, last_batch: Any = None) -> None:
         self.now_s += after_s
-        self.donation.step(self.batch)
+        self.donation.step(self.batch, last_batch)
 
     def holds(self, request: Any, reserved: int = 0) -> bool:
         """Whether the request is not admitted; ``reserved``: for what was admitted before it."""
@@ -234,6 +243,77 @@ def test_a_page_that_a_forward_still_writes_is_not_lent_before_it_was_zeroed(
         assert not world.tree.pool._raw[start : start + extent_bytes].any()
 
 
+def test_what_is_cached_of_a_request_is_not_needed(world: World) -> None:
+    prompt = list(range(20 * PAGE_TOKENS))
+    assert world.tree.run(prompt)
+    world.scheduler.waiting_queue = [request([*prompt, 1, 2, 3], 8)]
+    assert world.lend_all() == 5  # of 75 pages, 28.5 stay, and 4 for the rest and the answer
+
+
+def test_a_prompt_that_is_filled_in_parts_is_needed_whole(world: World) -> None:
+    world.scheduler.chunked_req = request(32 * PAGE_TOKENS, 8)
+    world.scheduler.chunked_req.prefix_indices = torch.arange(8 * PAGE_TOKENS)
+    world.batch = Batch(requests=1, new_tokens=4)
+    assert world.lend_all() == 4  # without it, 8
+
+
+def test_a_prefill_in_flight_is_needed_and_no_idleness(world: World) -> None:
+    """SGLang merges it into the running batch only after it has been asked for the next one."""
+    admitted = request(8 * PAGE_TOKENS, 40 * PAGE_TOKENS)
+    world.scheduler.waiting_queue = [admitted]
+    lent = world.lend_all()
+    world.scheduler.waiting_queue = []
+    world.tree.allocator.alloc(8 * PAGE_TOKENS)
+    world.step(last_batch=prefill(admitted))
+    assert len(world.donor.theirs) == lent
+    world.batch = Batch(requests=1, new_tokens=40 * PAGE_TOKENS)
+    world.step()
+    assert world.donor.aimed == []
+
+
+def test_a_busy_scheduler_spends_a_small_part_of_its_time_on_lending(world: World) -> None:
+    world.batch = Batch(requests=1, new_tokens=4)
+    looks: list[float] = []
+    wholly_free = world.tree.allocator.page_map.wholly_free
+
+    def slowly(*args: Any) -> Any:
+        looks.append(world.now_s)
+        world.now_s += 0.1
+        return wholly_free(*args)
+
+    world.tree.allocator.page_map.wholly_free = slowly  # type: ignore[method-assign]
+    world.donor.demand = 1
+    world.step()
+    world.step(after_s=1.8)
+    assert len(looks) == 1
+    world.step(after_s=0.2)
+    assert len(looks) == 2, "a twentieth"
+    world.batch = Batch()
+    world.step()
+    assert len(looks) == 3, "an idle one has the time"
+
+
+def test_the_cost_of_the_present_loans_is_a_share_of_the_cache(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for first in range(0, 9000, 1000):
+        assert world.tree.run(list(range(first, first + 10 * PAGE_TOKENS)))
+    cached = world.donation.status()["cached_tokens"]
+    assert cached == 90 * PAGE_TOKENS
+    with monkeypatch.context() as patches:  # a step that makes room, and no extent free yet
+        patches.setattr(world.donation, "_wholly_free", lambda extents: [])
+        world.step(after_s=100.0)
+    assert not world.donor.theirs
+    lent = world.lend_all()
+    state = world.donation.status()
+    assert 0 < state["evicted_tokens"] < cached
+    assert state["evicted_share"] == pytest.approx(state["evicted_tokens"] / cached, abs=1e-6)
+    world.donor.give_back(lent)
+    world.donor.demand = 0
+    world.step()
+    assert world.donation.status()["evicted_share"] == 0
+
+
 # -- taking back ------------------------------------------------------------------------------
 
 
@@ -259,6 +339,54 @@ def test_a_request_behind_one_that_fits_waits_rather_than_have_hot_prefixes_evic
     world.donor.give_back(len(world.donor.theirs) - world.donor.aimed[-1])
     world.step()
     assert not world.holds(second, reserved=admitted)
+
+
+def test_a_request_that_fits_beside_what_is_hot_does_not_wait(world: World) -> None:
+    """For it, what is cold is evicted."""
+    world.lend_all()
+    cold, hot = (list(range(first, first + 10 * PAGE_TOKENS)) for first in (0, 1000))
+    assert world.tree.run(cold)
+    assert world.tree.run(hot)
+    world.tree.node_of(cold).last_access_time = 0.0  # long ago
+    fits = request(17 * PAGE_TOKENS, 8)
+    world.scheduler.waiting_queue = [fits, request(40 * PAGE_TOKENS, 8)]
+    world.step(after_s=2.0)
+    assert world.donor.aimed
+    assert not world.holds(fits)
+    assert world.holds(fits, reserved=2 * PAGE_TOKENS)
+
+
+def test_a_request_that_is_cached_takes_nothing_back(world: World) -> None:
+    world.lend_all()
+    prompt = list(range(26 * PAGE_TOKENS))
+    assert world.tree.run(prompt)
+    world.batch = Batch(requests=1, new_tokens=4)
+    world.donor.demand = 0
+    world.step()
+    aimed = list(world.donor.aimed)
+    world.scheduler.waiting_queue = [request([*prompt, 1, 2], 2)]
+    world.step()
+    assert world.donor.aimed == aimed
+
+
+def test_what_those_that_wait_will_use_does_not_become_cold(world: World) -> None:
+    world.lend_all()
+    prompt = list(range(20 * PAGE_TOKENS))
+    assert world.tree.run(prompt)
+    world.scheduler.waiting_queue = [request([*prompt, 1, 2], 2)]
+    for _ in range(4):
+        world.step(after_s=30.0)
+    (node,) = world.tree.cache.root_node.children.values()
+    assert node.last_access_time == world.now_s
+
+
+def test_with_a_low_mark_of_zero_what_sglang_does_not_admit_is_asked_for(world: World) -> None:
+    world.donation._marks = WaterMarks(low=0.0)
+    world.lend_all()
+    owned = 31 * PAGE_TOKENS
+    world.scheduler.waiting_queue = [request(owned - 2 * PAGE_TOKENS, PAGE_TOKENS)]
+    world.step()
+    assert world.donor.aimed, "it admits where there is more than is needed, not as much"
 
 
 def test_what_comes_back_reopens_admission_and_is_zeroed(world: World) -> None:
@@ -297,8 +425,7 @@ def test_a_decode_step_waits_rather_than_evict_or_retract(world: World) -> None:
     assert world.donor.aimed
     assert world.donation.holds_decode(world.batch, last_batch=None)
     assert world.tree.run(hot), "nothing hot was evicted"
-    extend = SimpleNamespace(forward_mode=SimpleNamespace(is_extend=lambda: True))
-    assert not world.donation.holds_decode(world.batch, extend), "it must be merged first"
+    assert not world.donation.holds_decode(world.batch, prefill()), "it must be merged first"
     world.donor.give_back(len(world.donor.theirs) - world.donor.aimed[-1])
     world.step()
     assert not world.donation.holds_decode(world.batch, last_batch=None)
@@ -369,6 +496,89 @@ def test_what_cannot_fit_is_aborted_once_the_donor_has_failed(world: World) -> N
     assert world.scheduler.waiting_queue == [small]
     (aborted,) = world.sent
     assert "lending has failed: start the server again" in aborted.finished_reason["message"]
+
+
+def test_one_that_its_cached_prefix_does_not_make_fit_is_aborted_too(world: World) -> None:
+    """The prefix lies in what is owned."""
+    world.lend_all()
+    prompt = list(range(20 * PAGE_TOKENS))
+    assert world.tree.run(prompt)
+    world.scheduler.waiting_queue = [request([*prompt, *range(1000, 1060)], 8)]
+    world.step()
+    assert len(world.scheduler.waiting_queue[0].prefix_indices) == len(prompt)
+    world.donor.stuck = len(world.donor.theirs)
+    world.step(after_s=6.0)
+    assert not world.scheduler.waiting_queue
+
+
+@pytest.mark.parametrize(("more", "left"), [(-1, 1), (0, 0)])
+def test_one_that_needs_all_that_is_owned_is_aborted_as_sglang_would_not_admit_it(
+    world: World, more: int, left: int
+) -> None:
+    world.lend_all()
+    owned = world.tree.allocator.size - world.tree.allocator.held_tokens
+    world.scheduler.waiting_queue = [request(owned - PAGE_TOKENS - 8 + more, 8)]
+    world.step()
+    world.donor.stuck = len(world.donor.theirs)
+    world.step(after_s=6.0)
+    assert len(world.scheduler.waiting_queue) == left
+
+
+def test_one_that_would_fit_waits_for_those_who_do_give_back(world: World) -> None:
+    """Half of what is lent is stuck for a reason of its own, such as an operator's limit."""
+    assert world.lend_all() == 8
+    world.donor.stuck = 4
+    waits = request(50 * PAGE_TOKENS, 8)
+    world.scheduler.waiting_queue = [waits]
+    world.step()
+    assert world.donor.aimed == [4], "all that is not stuck"
+    assert world.holds(waits), "rather than have what is hot evicted"
+    world.step(after_s=6.0)
+    assert world.scheduler.waiting_queue == [waits]
+    world.donor.give_back(4)
+    world.step()
+    assert not world.holds(waits)
+    assert world.scheduler.waiting_queue == [waits]
+    assert world.sent == []
+
+
+def test_nobody_is_told_of_a_deadline_that_has_not_passed(world: World) -> None:
+    world.lend_all()
+    world.donor.stuck = len(world.donor.theirs)
+    world.scheduler.waiting_queue = [request(60 * PAGE_TOKENS, 8)]
+    world.step()
+    world.step(after_s=4.9)
+    assert world.sent == []
+    world.step(after_s=0.1)
+    assert len(world.sent) == 1
+    world.scheduler.waiting_queue = [request(4, 4)]
+    world.step(after_s=1.0)
+    world.scheduler.waiting_queue = [request(60 * PAGE_TOKENS, 8)]
+    world.step()
+    assert len(world.sent) == 1, "the queue was not short of memory in between"
+
+
+def test_only_stuck_memory_is_blamed(world: World) -> None:
+    world.lend_all()
+    world.scheduler.waiting_queue = [request(TOKENS, 8)]  # too large for the whole pool
+    world.step()
+    world.step(after_s=6.0)
+    assert world.sent == []
+
+
+def test_what_is_stuck_is_given_up_and_lending_goes_on(world: World) -> None:
+    assert world.lend_all() == 8
+    world.scheduler.waiting_queue = [request(40 * PAGE_TOKENS, 8)]
+    world.step()
+    asked = 8 - world.donor.aimed[-1]
+    world.donor.give_back(asked - 1)
+    world.donor.stuck = 8 - (asked - 1)  # a single holder: what it has left is one and the same
+    world.step(after_s=0.5)
+    assert world.donation.status()["take_back_seconds"] == 0.5
+    world.scheduler.waiting_queue = []
+    world.step(after_s=6.0)
+    assert len(world.donor.theirs) == 8
+    assert world.donor.targets[-1] == 8, "beside what is stuck"
 
 
 def test_a_flush_keeps_lent_pages_out(world: World) -> None:

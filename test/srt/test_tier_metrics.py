@@ -11,6 +11,7 @@ import numpy as np
 import prometheus_client
 import pytest
 
+from sglang.srt.swiftcache.donation_metrics import COUNTERS, DonationMetrics
 from sglang.srt.swiftcache.tier_metrics import METRICS, TierMetrics
 from sglang.srt.swiftcache.tier_stats import LOSS_CAUSES, TierStats
 from sglang.srt.swiftcache.traffic import Traffic
@@ -172,10 +173,21 @@ def test_durations_are_observed_once(server: Server) -> None:
     assert value("swiftcache_reclaim_seconds_sum") == 3.0
 
 
+def test_what_lending_costs_is_there_at_zero_and_counted() -> None:
+    metrics = DonationMetrics("engine", {"zone": "a"}, interval_s=0.0)
+    names = [metric.name for metric in COUNTERS.values()]
+    assert [value(name) for name in names] == [0.0] * len(names)
+    totals = {name: float(count) for count, name in enumerate(COUNTERS, start=1)}
+    metrics.step(3, 12, totals | {"lent_extents": 3})
+    metrics.step(3, 12, totals)
+    assert [value(name) for name in names] == list(totals.values())
+    assert value("swiftcache_worker_donated_memory_ratio", donor="engine") == 0.25
+
+
 def test_the_documentation_has_every_metric_with_its_labels() -> None:
     text = (Path(__file__).parents[2] / "docs" / "metrics.md").read_text()
     rows = {row.split("`")[1]: row for row in text.splitlines() if row.startswith("| `")}
-    for metric in METRICS:
+    for metric in (*METRICS, *COUNTERS.values()):
         row = rows[metric.name]
         assert metric.kind in row
         for label, values in metric.labels.items():

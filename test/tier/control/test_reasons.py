@@ -8,7 +8,7 @@ import pytest
 
 from swiftcache_tier.control.messages import Accept, Ping, Reclaim, Released, ToReceiver
 from swiftcache_tier.donor.lender import Lender, Receiver
-from swiftcache_tier.lease import Grant
+from swiftcache_tier.lease import Grant, LeaseState
 from swiftcache_tier.settings import Settings
 
 EXTENTS = 8
@@ -127,3 +127,25 @@ def test_within_a_limit_it_is_the_other_receiver() -> None:
     other = Peer(lender, "other")
     other.speak(0.3)
     assert peer.reasons == {"another receiver asks for its share"}
+
+
+def test_others_give_back_to_an_engine_in_the_place_of_one_that_does_not() -> None:
+    lender = Lender(EXTENTS, 1 << 20, SETTINGS, lambda: None, engine=KeptMemory())
+    peers = [Peer(lender, name) for name in ("deaf", "other")]
+    for peer in peers:
+        peer.speak(0.0)
+    lender.lend(range(EXTENTS), EXTENTS, 0.0)
+    for peer in peers:
+        peer.speak(0.0)
+    lender.limit("deaf", False, 1, 0.1)
+    for now_s in (0.2, 2.0, 4.0, 6.0):
+        for peer in peers:
+            peer.speak(now_s)
+        lender.tick(now_s)
+    assert lender.table.counts()[LeaseState.DEGRADED] == 3
+    other = peers[1]
+    assert not other.reclaims
+    lender.aim(6, 7.0)
+    assert other.reasons == {"the donor needs it for its own requests"}
+    assert [len(message.slots) for message in other.reclaims] == [2]
+    assert lender.table.counts_of("deaf")[LeaseState.LENT] == 1

@@ -16,6 +16,9 @@ from sglang.srt.swiftcache.elastic_allocator import ElasticAllocator
 from sglang.srt.swiftcache.elastic_pool import ElasticKVPool
 from sglang.srt.swiftcache.forward_fence import ForwardFence
 from sglang.srt.swiftcache.request_needs import (
+    decoding_next,
+    match_waiting,
+    tokens_in_all,
     tokens_needed,
     tokens_of_waiting,
 )
@@ -40,8 +43,9 @@ class DonationTotals:
     take_backs: int = 0
     take_back_seconds: float = 0.0
     """From asking to having all that was asked for."""
-    held_steps: int = 0
-    """Scheduler steps that waited for memory on its way back."""
+    held_prefills: int = 0
+    held_decodes: int = 0
+    """Of scheduler steps, what waited for memory on its way back."""
     aborted_requests: int = 0
 
 
@@ -84,6 +88,10 @@ class Donation:
         """Since when something that was asked back has been missing."""
         self._came_back = 0
         """Extents, since then."""
+        self._short_s: float | None = None
+        """Since when the queue's head has needed more than is this engine's own."""
+        self._evicted_before = 0
+        """Tokens that loans had cost when nothing was lent any more."""
         self._quiet_until_s = 0.0
         self._cold = 0
         self._cold_as_of_s = 0.0
@@ -106,25 +114,20 @@ class Donation:
             self._plan.paths.spec,
         )
 
-    def step(self, running_batch: Any) -> None:
+    def step(self, running_batch: Any, last_batch: Any) -> None:
         """Take in what came back, hand over what was scrubbed, then lend or ask back."""
         now_s = time.monotonic()
         self._take_in(running_batch, now_s)
         self._hand_over()
         if self._metrics is not None:
-            totals = self.totals
-            self._metrics.step(
-                self._donor.handed_over,
-                self._plan.extents,
-                totals.take_backs,
-                totals.aborted_requests,
-            )
+            self._metrics.step(self._donor.handed_over, self._plan.extents, self._counts())
+        self._abort_what_cannot_fit(running_batch, now_s)
         if not (self._lent or self._donor.demand):
             return
-        levels = self._levels(running_batch, now_s)
+        decoding = decoding_next(self._scheduler, running_batch, last_batch)
+        levels = self._levels(decoding, now_s)
         self._ask_back(levels, now_s)
-        self._lend(levels, running_batch, now_s)
-        self._abort_what_cannot_fit(running_batch)
+        self._lend(levels, decoding, now_s)
 
     def holds_decode(self, running_batch: Any, last_batch: Any) -> bool:
         """Whether the next step is not to be taken yet: it would evict or retract what is hot."""
@@ -138,7 +141,7 @@ class Donation:
             # A server that waits for others must go on giving back what it has of theirs, as it
             # does before it looks for a prefill.
             self._scheduler.tree_cache.check_hicache_events()
-        self.totals.held_steps += holds
+        self.totals.held_decodes += holds
         return holds
 
     def holds_prefill(self, adder: Any, request: Any) -> bool:
@@ -152,7 +155,7 @@ class Donation:
         hot = self._scheduler.tree_cache.evictable_size() - self._cold_now()
         needed = tokens_of_waiting(request, self._allocator.page_size)
         holds: bool = needed >= adder.rem_total_tokens - hot
-        self.totals.held_steps += holds
+        self.totals.held_prefills += holds
         return holds
 
     def close(self) -> None:
@@ -163,8 +166,11 @@ class Donation:
     def status(self) -> dict[str, Any]:
         """Plain data for ``/server_info``."""
         reply = self._donor.status()
-        totals, cost = self.totals, self._compactor.totals
+        cost = self._compactor.totals
         gib_emptied = cost.emptied_extents * self._map.extent_bytes / (1 << 30)
+        evicted = cost.evicted_tokens - self._evicted_before
+        cached = self._scheduler.tree_cache.evictable_size()
+        cached += self._scheduler.tree_cache.protected_size()
         return {
             "name": self._plan.paths.name,
             "state": "starting" if reply is None else reply.state,
@@ -174,24 +180,36 @@ class Donation:
             "aim_bytes": self._aim * self._map.extent_bytes,
             "owned_tokens": self._allocator.size - self._allocator.held_tokens,
             "receivers": [] if reply is None else [r.name for r in reply.receivers],
-            "lent_extents": totals.lent_extents,
-            "returned_extents": totals.returned_extents,
-            "take_backs": totals.take_backs,
-            "take_back_seconds": round(totals.take_back_seconds, 6),
-            "held_steps": totals.held_steps,
-            "aborted_requests": totals.aborted_requests,
-            "evicted_tokens": cost.evicted_tokens,
-            "moved_pages": cost.moved_pages,
+            **self._counts(),
+            "cached_tokens": cached,
+            "evicted_share": round(evicted / (evicted + cached), 6) if evicted else 0.0,
             "compaction_seconds": round(cost.seconds, 6),
             "compaction_seconds_per_gib": round(cost.seconds / gib_emptied, 6)
             if gib_emptied
             else 0.0,
         }
 
+    def _counts(self) -> dict[str, float]:
+        """Since the start, for ``/server_info`` and ``/metrics``."""
+        totals, cost = self.totals, self._compactor.totals
+        return {
+            "lent_extents": totals.lent_extents,
+            "returned_extents": totals.returned_extents,
+            "take_backs": totals.take_backs,
+            "take_back_seconds": round(totals.take_back_seconds, 6),
+            "held_prefills": totals.held_prefills,
+            "held_decodes": totals.held_decodes,
+            "aborted_requests": totals.aborted_requests,
+            "evicted_tokens": cost.evicted_tokens,
+            "moved_pages": cost.moved_pages,
+        }
+
     def _take_in(self, running_batch: Any, now_s: float) -> None:
         slots = self._donor.take_returned()
         if slots:
             self._lent.difference_update(slots)
+            if not self._lent:
+                self._evicted_before = self._compactor.totals.evicted_tokens
             self._allocator.release(slots)
             # Queued on the stream on which their pages are handed out, so before any use of them.
             self._pool.zero_extents(slots)
@@ -201,7 +219,7 @@ class Donation:
         # Of a donor that has failed nothing more comes back, asked for or not.
         self._aim = 0 if self._has_failed() else min(self._aim, self._donor.handed_over)
         # What is stuck may never come, and all else goes on without it.
-        if self._asked_s is not None and self._missing() <= self._stuck():
+        if self._asked_s is not None and not self._awaited():
             spent_s, self._asked_s = now_s - self._asked_s, None
             self.totals.take_back_seconds += spent_s
             self._quiet_until_s = now_s + self._settings.lend_quiet_s
@@ -209,29 +227,27 @@ class Donation:
                 "SwiftCache: took %s back in %.1f ms, %s missing",
                 format_size(self._came_back * self._map.extent_bytes),
                 spent_s * 1e3,
-                format_size(self._missing() * self._map.extent_bytes),
+                format_size((self._donor.handed_over - self._aim) * self._map.extent_bytes),
             )
 
     def _hand_over(self) -> None:
         while self._scrubbing and self._scrubbing[0].is_done():
             slots = self._scrubbing.pop(0).slots
             # What is on its way back stays so.
-            self._aim += len(slots)
+            self._aim = max(self._aim, self._stuck()) + len(slots)
             self._donor.lend(slots, self._aim)
             self.totals.lent_extents += len(slots)
 
     def _ask_back(self, levels: Levels, now_s: float) -> None:
-        stuck = self._stuck()
-        missing = self._missing()
         extents = self._marks.to_take_back(
             levels,
             self._map.extent_pages,
-            self._donor.handed_over - stuck,
-            max(0, missing - stuck),
+            self._donor.handed_over - self._stuck(),
+            self._awaited(),
         )
         if extents <= 0:
             return
-        self._aim = max(0, self._donor.handed_over - missing - extents)
+        self._aim -= extents
         self._donor.aim(self._aim)
         self._quiet_until_s = now_s + self._settings.lend_quiet_s
         if self._asked_s is None:
@@ -239,12 +255,12 @@ class Donation:
             self._came_back = 0
             self.totals.take_backs += 1
 
-    def _lend(self, levels: Levels, running_batch: Any, now_s: float) -> None:
+    def _lend(self, levels: Levels, decoding: list[Any], now_s: float) -> None:
         demand = self._donor.demand - sum(len(scrub.slots) for scrub in self._scrubbing)
         if demand <= 0 or self._asked_s is not None or now_s < self._quiet_until_s:
             return
-        idle = running_batch.is_empty() and not self._scheduler.waiting_queue
-        if not idle and now_s < self._lend_after_s:
+        busy = decoding or self._scheduler.waiting_queue or self._scheduler.chunked_req
+        if busy and now_s < self._lend_after_s:
             return
         most = max(1, self._settings.offer_bytes_max // self._map.extent_bytes)
         extents = min(
@@ -280,18 +296,21 @@ class Donation:
         found: list[int] = self._map.wholly_free(self._allocator.free_mask(), self._lent).tolist()
         return found[:extents]
 
-    def _levels(self, running_batch: Any, now_s: float) -> Levels:
+    def _levels(self, decoding: list[Any], now_s: float) -> Levels:
         page_size = self._allocator.page_size
-        if now_s - self._cold_as_of_s >= self._settings.cold_scan_s:
+        scan = now_s - self._cold_as_of_s >= self._settings.cold_scan_s
+        match_waiting(self._scheduler, again=scan)
+        if scan:
             self._cold_as_of_s = now_s
             self._cold = self._compactor.cold_tokens(now_s - self._settings.cold_after_s)
         capacity = self._map.pages - 1
-        needed = tokens_needed(self._scheduler, running_batch.reqs) // page_size
+        needed = tokens_needed(self._scheduler, decoding)
         return Levels(
             capacity=capacity,
             free=self._allocator.available_size() // page_size,
             cold=self._cold_now() // page_size,
-            needed=min(needed, capacity),
+            # Where exactly as much is free, SGLang does not admit.
+            needed=min(needed // page_size + 1, capacity) if needed else 0,
         )
 
     def _cold_now(self) -> int:
@@ -299,9 +318,13 @@ class Donation:
         evictable: int = self._scheduler.tree_cache.evictable_size()
         return min(self._cold, evictable)
 
-    def _missing(self) -> int:
-        """Extents that were asked back and have not come."""
-        return max(0, self._donor.handed_over - self._aim)
+    def _awaited(self) -> int:
+        """Extents that are on their way back.
+
+        The donor counts what is stuck into what is to stay lent, whyever it is, and has others
+        give back in its place.
+        """
+        return max(0, self._donor.handed_over - max(self._aim, self._stuck()))
 
     def _stuck(self) -> int:
         """Extents of receivers that do not answer, or not in time."""
@@ -316,26 +339,40 @@ class Donation:
 
     def _awaits(self) -> bool:
         """Whether memory is on its way back that is worth waiting for."""
-        if self._asked_s is None or self._missing() <= self._stuck():
+        if self._asked_s is None or not self._awaited():
             return False
         return time.monotonic() - self._asked_s < self._settings.take_back_wait_s
 
-    def _abort_what_cannot_fit(self, running_batch: Any) -> None:
-        """End requests that only memory could serve which its holders do not return."""
-        scheduler = self._scheduler
-        late = 0 < self._missing() <= self._stuck()
-        if not late or scheduler.chunked_req or not running_batch.is_empty():
-            return
+    def _abort_what_cannot_fit(self, running_batch: Any, now_s: float) -> None:
+        """End requests that only memory could serve which its holders do not return.
+
+        Nothing else runs then, so a request has all that is owned, and its cached prefix lies in
+        that.
+        """
+        scheduler, page_size = self._scheduler, self._allocator.page_size
+        queue = scheduler.waiting_queue
         owned = self._allocator.size - self._allocator.held_tokens
+        if not queue or tokens_in_all(queue[0], page_size) < owned:
+            self._short_s = None
+            return
+        if self._short_s is None:
+            self._short_s = now_s
+        stuck = self._stuck()
+        late = self._has_failed() or now_s - self._short_s >= self._settings.reclaim_deadline_s
+        if not (stuck and late) or scheduler.chunked_req or not running_batch.is_empty():
+            return
+        others = max(0, len(self._lent) - stuck)
+        at_most = owned + int(others * self._map.extent_pages) * page_size
         while scheduler.waiting_queue:
             head = scheduler.waiting_queue[0]
-            if tokens_of_waiting(head, self._allocator.page_size) <= owned:
+            if tokens_in_all(head, page_size) < at_most:
                 return
             abort(scheduler, head, self._why_not(head, owned))
             self.totals.aborted_requests += 1
             running_batch.batch_is_full = False  # for it, admission was closed
 
     def _why_not(self, request: Any, owned: int) -> str:
+        needed = tokens_in_all(request, self._allocator.page_size)
         if self._has_failed():
             why = "and lending has failed: start the server again"
         else:
@@ -344,6 +381,6 @@ class Donation:
                 f"`swiftcache status`, and try again later"
             )
         return (
-            f"the request needs {tokens_of_waiting(request, 0)} tokens of KV and {owned} of this "
-            f"server's {self._allocator.size} are its own now: the rest is lent {why}"
+            f"the request needs more than {needed} tokens of KV and {owned} of this server's "
+            f"{self._allocator.size} are its own now: the rest is lent {why}"
         )

@@ -14,14 +14,42 @@ from sglang.srt.swiftcache.tier_metrics import (
     register,
 )
 
-_TAKE_BACKS = Metric(
-    "swiftcache_take_backs_total", "counter", "Times that this engine asked lent memory back."
-)
-_ABORTED = Metric(
-    "swiftcache_donation_aborted_requests_total",
-    "counter",
-    "Requests that could not be served without memory that did not come back.",
-)
+COUNTERS = {
+    "take_backs": Metric(
+        "swiftcache_take_backs_total", "counter", "Times that this engine asked lent memory back."
+    ),
+    "take_back_seconds": Metric(
+        "swiftcache_take_back_seconds_total",
+        "counter",
+        "Seconds from asking lent memory back to having all that was to come.",
+    ),
+    "held_prefills": Metric(
+        "swiftcache_held_prefills_total",
+        "counter",
+        "Scheduler steps in which a request waited for memory on its way back.",
+    ),
+    "held_decodes": Metric(
+        "swiftcache_held_decodes_total",
+        "counter",
+        "Scheduler steps in which decoding waited for memory on its way back.",
+    ),
+    "aborted_requests": Metric(
+        "swiftcache_donation_aborted_requests_total",
+        "counter",
+        "Requests that could not be served without memory that did not come back.",
+    ),
+    "evicted_tokens": Metric(
+        "swiftcache_donation_evicted_tokens_total",
+        "counter",
+        "Tokens of cold prefixes that were evicted so that their memory could be lent.",
+    ),
+    "moved_pages": Metric(
+        "swiftcache_donation_moved_pages_total",
+        "counter",
+        "Pages of cached prefixes that were moved so that an extent could be lent.",
+    ),
+}
+"""By the name under which ``/server_info`` has the same number."""
 
 
 class DonationMetrics:
@@ -31,22 +59,22 @@ class DonationMetrics:
         """Registers everything, at 0. ``donor``: the name under which receivers find this one."""
         self._interval_s = interval_s
         self._next_s = 0.0
-        self._totals = {_TAKE_BACKS.name: 0, _ABORTED.name: 0}
+        self._totals = dict.fromkeys(COUNTERS, 0.0)
         own = {"donor": donor}
         self._ratio = labelled(register(DONATED_RATIO, extra_labels), extra_labels, own)
         labelled(register(DONOR_ELASTIC, extra_labels), extra_labels, own).set(1)
         self._counters: dict[str, Any] = {
-            metric.name: labelled(register(metric, extra_labels), extra_labels, {})
-            for metric in (_TAKE_BACKS, _ABORTED)
+            name: labelled(register(metric, extra_labels), extra_labels, {})
+            for name, metric in COUNTERS.items()
         }
 
-    def step(self, lent_extents: int, extents: int, take_backs: int, aborted: int) -> None:
+    def step(self, lent_extents: int, extents: int, totals: Mapping[str, float]) -> None:
         """Call at every scheduler step, with how things stand and totals that never fall."""
         now_s = time.monotonic()
         if now_s < self._next_s:
             return
         self._next_s = now_s + self._interval_s
         self._ratio.set(lent_extents / extents)
-        for name, total in ((_TAKE_BACKS.name, take_backs), (_ABORTED.name, aborted)):
-            self._counters[name].inc(total - self._totals[name])
-            self._totals[name] = total
+        for name, counter in self._counters.items():
+            counter.inc(totals[name] - self._totals[name])
+            self._totals[name] = totals[name]

@@ -39,7 +39,7 @@ def lend_and_take_back(
     """Scheduler.get_next_batch_to_run: once a step, and no decode that memory is awaited for."""
     donation = donation_of(scheduler)
     if donation is not None:
-        donation.step(running_batch)
+        donation.step(running_batch, last_batch)
         if donation.holds_decode(running_batch, last_batch):
             from sglang.srt.managers.schedule_batch import NextBatchPlan
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from sglang.srt.mem_cache.common import release_kv_cache
 
 from sglang.srt.swiftcache.aborting import abort
-from sglang.srt.swiftcache.request_needs import tokens_at_end
+from sglang.srt.swiftcache.request_needs import tokens_in_all
 from swiftcache_tier.sizes import format_size
 
 if TYPE_CHECKING:
@@ -90,7 +90,7 @@ class Shortage:
                 abort(scheduler, req, self._why_not(req))
 
     def _need(self, req: Req) -> int:
-        return tokens_at_end(req, self._cache.page_size)
+        return tokens_in_all(req, self._cache.page_size)
 
     def _why_not(self, req: Req) -> str:
         block_bytes = self._cache.tier_pool.block_layout.block_bytes
