@@ -6,8 +6,6 @@ unseen. SGLang's own leak checks run whenever a server is idle, and end it when 
 
 from __future__ import annotations
 
-import subprocess
-import sys
 import threading
 import uuid
 from collections.abc import Callable, Iterator
@@ -20,8 +18,8 @@ import requests
 from sglang.srt.swiftcache.tier_metrics import SLOT_STATES
 from support.donors import Donor
 from support.long_prompts import Answer, assert_same, hold
-from support.processes import free_port, wait_until
-from support.server import CPU_FLAGS, REQUEST_TIMEOUT_S, Server
+from support.processes import wait_until
+from support.server import REQUEST_TIMEOUT_S, Server, ServerFailed
 
 REGULAR, WINDOW = 496, 4096
 CHUNK = ("--chunked-prefill-size", "256", "--random-seed", "1")
@@ -31,7 +29,6 @@ DONOR_BYTES = "12MiB"
 SETTLE_DEADLINE_S = 60.0
 # More than the next donor takes to come.
 WINDOW_WAIT_S = 20.0
-START_DEADLINE_S = 240.0
 FAULTS = Path(__file__).resolve().parents[1] / "support" / "window_faults"
 POISON = {"PYTHONPATH": str(FAULTS), "TEST_POISON_WINDOW": "1"}
 
@@ -371,19 +368,13 @@ def test_sizes_that_cannot_be_are_one_line_and_exit_code_2(
     tiny_model: Path, tmp_path: Path, flags: tuple[str, ...], said: str
 ) -> None:
     """Though the process that knows them is not the one that was started."""
-    done = subprocess.run(
-        [
-            *(sys.executable, "-m", "sglang.launch_server", "--model-path", str(tiny_model)),
-            *(*CPU_FLAGS, "--port", str(free_port()), *window_flags(tmp_path / "rt", 16), *flags),
-        ],
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=START_DEADLINE_S,
-    )
-    assert done.returncode == 2
-    assert "Traceback" not in done.stdout + done.stderr
-    (line,) = [line for line in done.stderr.splitlines() if line.startswith("swiftcache: ")]
+    sizes = (*window_flags(tmp_path / "rt", 16), *flags)
+    server = Server(tiny_model, *sizes, tmp_path=tmp_path)
+    with pytest.raises(ServerFailed, match="ended with exit code 2 before"):
+        server.start()
+    log = server.log_path.read_text()
+    assert "Traceback" not in log
+    (line,) = [line for line in log.splitlines() if line.startswith("swiftcache: ")]
     assert said in line
 
 
