@@ -6,11 +6,13 @@ from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from sglang.srt.swiftcache import donation as donation_module
 from sglang.srt.swiftcache.donation import Donation
 from support.elastic_tree import PAGE_TOKENS, ElasticTree
+from swiftcache_tier.extents.neighbours import runs_of
 
 PAGES = 95  # and page 0: 12 extents of 8 pages
 TOKENS = PAGES * PAGE_TOKENS
@@ -233,6 +235,32 @@ def test_a_page_that_a_forward_still_writes_is_not_lent_before_it_was_zeroed(
         assert not world.tree.pool._raw[start : start + extent_bytes].any()
 
 
+def test_no_more_steps_cost_an_idle_engine_what_is_hot(world: World) -> None:
+    """A pool that is full, half of it cold: what was evicted to lend is not cold once more."""
+    tree = world.tree
+    cold = [[n] * 5 * PAGE_TOKENS for n in range(9)]
+    hot = [[n] * 5 * PAGE_TOKENS for n in range(100, 110)]
+    for pair in zip(cold, hot, strict=False):
+        for prompt in pair:
+            assert tree.run(prompt)
+    for prompt in cold:
+        tree.node_of(prompt).last_access_time = 0.0  # long ago
+    for _ in range(100):
+        world.step(after_s=0.004)
+    assert world.donor.theirs
+    assert 0 < world.donation.status()["evicted_tokens"] <= 45 * PAGE_TOKENS
+    assert all(tree.has(prompt) for prompt in hot[: len(cold)])
+    tree.check()
+
+
+def test_extents_side_by_side_are_lent_first(world: World) -> None:
+    world.tree.allocator.take(np.array([81]))  # in extent 10, of 12
+    world.donor.demand = 2
+    world.step()
+    world.step()
+    assert list(runs_of(world.donor.theirs)) == [range(6, 10)]
+
+
 # -- taking back ------------------------------------------------------------------------------
 
 
@@ -323,6 +351,18 @@ def test_the_engines_own_cold_prefixes_go_before_lent_memory(world: World) -> No
     world.step(after_s=2.0)
     assert world.donor.aimed == [], "the cold pages are enough"
     assert not world.holds(world.scheduler.waiting_queue[0])
+
+
+def test_a_cold_prefix_that_a_request_goes_on_with_is_not_spare(world: World) -> None:
+    world.lend_all()
+    old = list(range(31 * PAGE_TOKENS))
+    assert world.tree.run(old)
+    world.tree.node_of(old).last_access_time = 0.0  # long ago
+    world.step(after_s=2.0)
+    assert world.donor.aimed == [], "it is cold, and so it is spare"
+    world.donation.note_use(SimpleNamespace(last_node=world.tree.node_of(old)))
+    world.step()
+    assert world.donor.aimed
 
 
 def test_after_a_take_back_it_is_quiet_for_a_while(world: World) -> None:
