@@ -130,6 +130,10 @@ class Settings:
     cold_scan_s: float = 1.0
     """Between two looks through the prefix cache for what is cold."""
 
+    cold_scan_nodes_per_step: int = 256
+    """Nodes of the prefix cache that are looked at in one scheduler step, at most: a request that
+    comes meanwhile waits for them, about a millisecond."""
+
     take_back_wait_s: float = 1.0
     """What a request waits for lent memory before prefixes that are not cold are evicted for it."""
 

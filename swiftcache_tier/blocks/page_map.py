@@ -49,11 +49,16 @@ class PageMap:
 
         free: bool [pages], whether the engine could hand a page out. Costs in proportion to pages.
         """
-        unused = np.concatenate(([0], np.cumsum(free | (self._holds > 0))))
-        whole = unused[self._end] - unused[self._first] == self._end - self._first
+        whole = self.count_in_each(free | (self._holds > 0)) == self._end - self._first
         whole[self._first == 0] = False
         whole[list(lent)] = False
         return np.flatnonzero(whole)[::-1]
+
+    def count_in_each(self, some: np.ndarray) -> np.ndarray:
+        """How many of some pages, bool [pages], each extent touches: int64 [extents]."""
+        before = np.concatenate(([0], np.cumsum(some)))
+        counts: np.ndarray = before[self._end] - before[self._first]
+        return counts
 
     def hold(self, slots: Iterable[int]) -> np.ndarray:
         """These extents are lent. Returns the pages that go out of use by that, int64."""

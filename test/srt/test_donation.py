@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from sglang.srt.managers.schedule_batch import Req
@@ -16,6 +17,7 @@ from sglang.srt.swiftcache import donation as donation_module
 from sglang.srt.swiftcache.donation import Donation
 from support.elastic_tree import PAGE_TOKENS, ElasticTree
 from swiftcache_tier.donor.water import WaterMarks
+from swiftcache_tier.extents.neighbours import runs_of
 
 PAGES = 95  # and page 0: 12 extents of 8 pages
 TOKENS = PAGES * PAGE_TOKENS
@@ -314,6 +316,32 @@ def test_the_cost_of_the_present_loans_is_a_share_of_the_cache(
     assert world.donation.status()["evicted_share"] == 0
 
 
+def test_no_more_steps_cost_an_idle_engine_what_is_hot(world: World) -> None:
+    """A pool that is full, half of it cold: what was evicted to lend is not cold once more."""
+    tree = world.tree
+    cold = [[n] * 5 * PAGE_TOKENS for n in range(9)]
+    hot = [[n] * 5 * PAGE_TOKENS for n in range(100, 110)]
+    for pair in zip(cold, hot, strict=False):
+        for prompt in pair:
+            assert tree.run(prompt)
+    for prompt in cold:
+        tree.node_of(prompt).last_access_time = 0.0  # long ago
+    for _ in range(100):
+        world.step(after_s=0.004)
+    assert world.donor.theirs
+    assert 0 < world.donation.status()["evicted_tokens"] <= 45 * PAGE_TOKENS
+    assert all(tree.has(prompt) for prompt in hot[: len(cold)])
+    tree.check()
+
+
+def test_extents_side_by_side_are_lent_first(world: World) -> None:
+    world.tree.allocator.take(np.array([81]))  # in extent 10, of 12
+    world.donor.demand = 2
+    world.step()
+    world.step()
+    assert list(runs_of(world.donor.theirs)) == [range(6, 10)]
+
+
 # -- taking back ------------------------------------------------------------------------------
 
 
@@ -451,6 +479,18 @@ def test_the_engines_own_cold_prefixes_go_before_lent_memory(world: World) -> No
     world.step(after_s=2.0)
     assert world.donor.aimed == [], "the cold pages are enough"
     assert not world.holds(world.scheduler.waiting_queue[0])
+
+
+def test_a_cold_prefix_that_a_request_goes_on_with_is_not_spare(world: World) -> None:
+    world.lend_all()
+    old = list(range(31 * PAGE_TOKENS))
+    assert world.tree.run(old)
+    world.tree.node_of(old).last_access_time = 0.0  # long ago
+    world.step(after_s=2.0)
+    assert world.donor.aimed == [], "it is cold, and so it is spare"
+    world.donation.note_use(SimpleNamespace(last_node=world.tree.node_of(old)))
+    world.step()
+    assert world.donor.aimed
 
 
 def test_after_a_take_back_it_is_quiet_for_a_while(world: World) -> None:

@@ -12,6 +12,7 @@ from sglang.srt.mem_cache.base_prefix_cache import EvictParams, InsertParams, Ma
 from sglang.srt.mem_cache.cache_init_params import CacheInitParams
 from sglang.srt.mem_cache.radix_cache import RadixCache, RadixKey, TreeNode
 
+from sglang.srt.swiftcache.cold_prefixes import ColdPrefixes
 from sglang.srt.swiftcache.elastic_allocator import ElasticAllocator
 from sglang.srt.swiftcache.elastic_pool import ElasticKVPool
 
@@ -25,7 +26,7 @@ class ElasticTree:
     The bytes of a page are a function of the whole prefix up to its end, as KV is.
     """
 
-    def __init__(self, pages: int, head_dim: int = 8) -> None:
+    def __init__(self, pages: int, head_dim: int = 8, eviction_policy: str = "lru") -> None:
         """``pages`` beside page 0. With ``head_dim`` 8 a page has 512 bytes, with 10 it has 640."""
         size = pages * PAGE_TOKENS
         self.pool = ElasticKVPool(
@@ -48,6 +49,7 @@ class ElasticTree:
                 req_to_token_pool=None,
                 token_to_kv_pool_allocator=self.allocator,
                 page_size=PAGE_TOKENS,
+                eviction_policy=eviction_policy,
             )
         )
         self.size = size
@@ -77,6 +79,11 @@ class ElasticTree:
             self.cache.dec_lock_ref(match.last_device_node)
         return True
 
+    def has(self, tokens: Sequence[int]) -> bool:
+        """Whether all of a prefix is cached; asks for it."""
+        match = self.cache.match_prefix(MatchPrefixParams(key=_key(tokens)))
+        return len(match.device_indices) == len(tokens)
+
     def node_of(self, tokens: Sequence[int]) -> TreeNode:
         """The node where a prefix that is cached ends."""
         node: TreeNode = self.cache.match_prefix(
@@ -105,6 +112,15 @@ class ElasticTree:
     def _check(self, tokens: Sequence[int], slots: torch.Tensor, start: int = 0) -> None:
         for page, content in zip(*_pages(tokens, slots, start), strict=True):
             assert torch.all(self.pool.raw_pages[page] == content), f"page {page} holds other KV"
+
+
+def look_through(cold: ColdPrefixes, before_s: float) -> None:
+    """Have it look through the whole tree, and find cold what was last asked for before then."""
+    cold._next_s = 0.0
+    now_s = before_s + cold._settings.cold_after_s
+    cold.look(now_s)
+    while cold._stack:
+        cold.look(now_s)
 
 
 def _pages(

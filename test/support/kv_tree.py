@@ -28,6 +28,8 @@ from sglang.srt.mem_cache.cache_init_params import CacheInitParams
 from sglang.srt.mem_cache.memory_pool import MHATokenToKVPool
 from sglang.srt.mem_cache.radix_cache import RadixKey, TreeNode
 
+from sglang.srt.swiftcache.elastic_allocator import ElasticAllocator
+from sglang.srt.swiftcache.elastic_pool import ElasticKVPool
 from support.local_tier import LocalTier
 from support.slow_streams import SlowStreams
 from swiftcache_tier.blocks import NONE
@@ -65,13 +67,14 @@ class Tree:
         verify: bool = False,
         replicas: int = 1,
         streams: SlowStreams | None = None,
+        elastic: bool = False,
     ) -> None:
-        """``streams``, in place by now: what loads, stores and forwards are done on; else all is
-        done at once."""
+        """``elastic``: the pool is one that can be lent. ``streams``, in place by now: what loads,
+        stores and forwards are done on; else all is done at once."""
         self.page_size = page_size
         self.streams = streams
         self._forwards: deque[Any] = deque()
-        pool = MHATokenToKVPool(
+        pool = (ElasticKVPool if elastic else MHATokenToKVPool)(
             size=pages * page_size,
             page_size=page_size,
             dtype=torch.float32,
@@ -85,6 +88,8 @@ class Tree:
         self.allocator = PagedTokenToKVPoolAllocator(
             pages * page_size, page_size, torch.float32, "cpu", pool, need_sort=False
         )
+        if elastic:
+            self.allocator = ElasticAllocator(self.allocator, pool)
         self.tokens_total = self.allocator.available_size()
         args = SimpleNamespace(
             swiftcache_donors=[],
@@ -257,16 +262,22 @@ class Tree:
 
     def write_content(self, tokens: Sequence[int], start: int, slots: torch.Tensor) -> None:
         for layer in range(LAYERS):
-            self.pool.k_buffer[layer][slots] = self._expected(tokens, start, layer, 0)
-            self.pool.v_buffer[layer][slots] = self._expected(tokens, start, layer, 1)
+            self.pool.k_buffer[layer][self._at(slots)] = self._expected(tokens, start, layer, 0)
+            self.pool.v_buffer[layer][self._at(slots)] = self._expected(tokens, start, layer, 1)
 
     def check_content(self, tokens: Sequence[int], slots: torch.Tensor) -> None:
         for layer in range(LAYERS):
             for side, buffer in ((0, self.pool.k_buffer), (1, self.pool.v_buffer)):
                 expected = self._expected(tokens, 0, layer, side)
-                assert torch.equal(buffer[layer][slots], expected), (
+                assert torch.equal(buffer[layer][self._at(slots)], expected), (
                     f"layer {layer} {'kv'[side]}: wrong KV for a prefix of {len(tokens)} tokens"
                 )
+
+    def _at(self, slots: torch.Tensor) -> Any:
+        """How the pool's views are indexed."""
+        if isinstance(self.pool, ElasticKVPool):
+            return slots // self.page_size, slots % self.page_size
+        return slots
 
     def _expected(self, tokens: Sequence[int], start: int, layer: int, side: int) -> torch.Tensor:
         rows = []

@@ -39,6 +39,7 @@ installed ``sglang`` package and overwrites no file of it.
 ``donation``                ``Donation``: when a server lends, takes back, waits for its memory
 ``succession``              what a killed server of the same name left, and what this one leaves
 ``request_needs``           what waiting and running requests may yet take of the pool
+``cold_prefixes``           what nobody has asked for lately, counted and evicted
 ``compaction``              emptying extents: cold leaves are evicted, pages moved
 ``forward_fence``           work that comes after every forward in flight
 ``page_major_paths``        moving blocks between donors and a page-major pool

@@ -3,25 +3,32 @@
 After hours of service hardly an extent is free from end to end, however much of the pool is. A
 page of a prefix that no request uses can be moved: its bytes are copied, and its node in the tree
 is told. What a request uses, or a transfer, stays where it is.
+
+A step is short, since a request that comes meanwhile waits for it. Whose each page is takes many
+steps to learn, so what was learned is worked by for as long as it leads anywhere, and looked at
+again in an extent that is about to be emptied.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from sglang.srt.mem_cache.base_prefix_cache import EvictParams
 
+from sglang.srt.swiftcache.cold_prefixes import ColdPrefixes, Look
 from sglang.srt.swiftcache.elastic_allocator import ElasticAllocator
 from sglang.srt.swiftcache.elastic_pool import ElasticKVPool
 from sglang.srt.swiftcache.forward_fence import ForwardFence
+from swiftcache_tier.extents.neighbours import side_by_side
+from swiftcache_tier.settings import Settings
 
-if TYPE_CHECKING:
-    from sglang.srt.mem_cache.radix_cache import RadixCache, TreeNode
+NOBODY = -1
+
+NEIGHBOUR_WORTH = 0.5
+"""To empty an extent beside one that is lent, so much of an extent more is moved."""
 
 
 @dataclass
@@ -40,94 +47,111 @@ class Compactor:
 
     def __init__(
         self,
-        tree: RadixCache,
+        cold: ColdPrefixes,
         allocator: ElasticAllocator,
         fence: ForwardFence,
-        bytes_per_step: int,
+        settings: Settings,
     ) -> None:
         self.totals = CompactionTotals()
-        self._tree = tree
+        self._cold = cold
         self._allocator = allocator
         self._pool: ElasticKVPool = allocator.get_kvcache()
+        self._map = allocator.page_map
         self._fence = fence
-        self._pages_per_step = max(1, bytes_per_step // allocator.page_map.page_bytes)
+        self._pages_per_step = max(1, settings.compact_bytes_per_step // self._map.page_bytes)
+        self._nodes_per_step = settings.cold_scan_nodes_per_step
+        self._work_by(cold.last_look)
 
-    def cold_tokens(self, older_than_s: float) -> int:
-        """Tokens of nodes that no request uses, last asked for before that (monotonic) time.
+    def empty(self, extents: int, lent: set[int]) -> None:
+        """Take a step towards so many more free extents, of those that cost the least to move.
 
-        Nodes are asked for with all their ancestors, so the cold ones are leaves and, once those
-        are gone, leaves again. Costs in proportion to the nodes.
-        """
-        return sum(
-            len(node.value) for node in self._unused() if node.last_access_time < older_than_s
-        )
-
-    def empty(self, extents: int, lent: set[int], cold_tokens: int) -> None:
-        """Empty up to so many extents, of those that cost the least to move, in a bounded step.
-
-        lent: extents that are lent, or are about to be, into which nothing is moved. Evicts at
-        most ``cold_tokens`` to make room for what is moved.
+        lent: extents that are lent, or are about to be, into which nothing is moved. Evicts what is
+        cold to make room for what is moved.
         """
         began_s = time.perf_counter()
-        plan = self._plan(extents, lent)
-        missing = plan.missing_pages * self._allocator.page_size
-        if missing and cold_tokens:
-            evicted = self._tree.evict(EvictParams(num_tokens=min(missing, cold_tokens)))
-            self.totals.evicted_tokens += evicted.num_tokens_evicted
-            plan = self._plan(extents, lent)
-        self._move(plan)
+        if self._look.root is not self._cold.last_look.root:
+            self._work_by(self._cold.last_look)
+        if self._learn():
+            self._empty(extents, lent)
         self.totals.seconds += time.perf_counter() - began_s
 
-    def _plan(self, extents: int, lent: set[int]) -> _Plan:
-        page_map = self._allocator.page_map
+    def _work_by(self, look: Look) -> None:
+        self._look = look
+        self._owner = np.full(self._map.pages, NOBODY, dtype=np.int64)
+        """Of each page: an index of the look's unused nodes."""
+        self._learned = 0
+        """So many of them have had their pages noted."""
+
+    def _learn(self) -> bool:
+        """Note whose some more pages are. Returns whether that is known of all."""
+        nodes = len(self._look.unused)
+        end = min(self._learned + self._nodes_per_step, nodes)
+        pages, owners = self._pages_of(range(self._learned, end))
+        self._owner[pages] = owners
+        self._learned = end
+        return end == nodes
+
+    def _empty(self, extents: int, lent: set[int]) -> None:
         free = self._allocator.free_mask()
-        nodes = list(self._unused())
-        pages, owners = self._pages_of(nodes)
-        movable = np.zeros(page_map.pages, dtype=bool)
-        movable[pages] = True
-        held = np.zeros(page_map.pages, dtype=bool)
-        held[page_map.held] = True
-        candidates = page_map.wholly_free(free | movable, lent)
-        costs = np.array(
-            [np.count_nonzero(movable[page_map.pages_of(slot)]) for slot in candidates], dtype=int
-        )
-        order = np.argsort(costs, kind="stable")
-        # Those that are free already cost nothing, and are no work.
-        order = order[costs[order] > 0][:extents]
-        outside = free & ~held
-        for slot in (*candidates[order].tolist(), *lent):
-            outside[page_map.pages_of(slot)] = False
-        return _Plan(
-            nodes=nodes,
-            pages=pages,
-            owners=owners,
-            movable=movable,
-            slots=candidates[order].tolist(),
-            targets=np.flatnonzero(outside),
-            missing_pages=max(0, int(costs[order].sum()) - int(np.count_nonzero(outside))),
-        )
-
-    def _move(self, plan: _Plan) -> None:
-        page_map = self._allocator.page_map
-        sources: list[np.ndarray] = []
+        movable = (self._owner != NOBODY) & ~free
+        slots = self._cheapest(free, movable, extents, lent)
+        if not slots and self._look is not self._cold.last_look:
+            self._work_by(self._cold.last_look)
         moved = 0
-        for slot in plan.slots:
-            touched = page_map.pages_of(slot)
-            inside = touched[plan.movable[touched]]
-            if moved and moved + len(inside) > self._pages_per_step:
+        for slot in slots:
+            cost = np.count_nonzero(movable[self._map.pages_of(slot)])
+            if moved and moved + cost > self._pages_per_step:
                 break
-            if moved + len(inside) > len(plan.targets):
-                break
-            plan.movable[inside] = False  # a page across an edge is moved once
-            sources.append(inside)
-            moved += len(inside)
-            self.totals.emptied_extents += 1
-        if not moved:
-            return
-        self._relocate(plan, np.concatenate(sources), plan.targets[:moved])
-        self.totals.moved_pages += moved
+            moved += self._empty_one(slot, lent.union(slots))
 
-    def _relocate(self, plan: _Plan, sources: np.ndarray, targets: np.ndarray) -> None:
+    def _cheapest(
+        self, free: np.ndarray, movable: np.ndarray, extents: int, lent: set[int]
+    ) -> list[int]:
+        """Extents that cost the least to move, or a little more and lie side by side, as many as
+        there is room for."""
+        costs = self._map.count_in_each(movable)
+        candidates = self._map.wholly_free(free | movable, lent)
+        candidates = candidates[costs[candidates] > 0]  # those that are free are no work
+        prices = np.full(len(costs), np.inf)
+        prices[candidates] = costs[candidates]
+        slots = side_by_side(prices, lent, extents, NEIGHBOUR_WORTH * self._map.extent_pages)
+        room = len(self._outside(free, lent)) + self._cold.tokens // self._allocator.page_size
+        taken = np.cumsum(self._map.count_in_each(free | movable)[slots])
+        return slots[: np.count_nonzero(taken <= room)]
+
+    def _empty_one(self, slot: int, kept: set[int]) -> int:
+        """Empty an extent, if that still can be, into others than those. Returns pages moved."""
+        touched = self._map.pages_of(slot)
+        free = self._allocator.free_mask()
+        to_move = np.count_nonzero((self._owner[touched] != NOBODY) & ~free[touched])
+        missing = (to_move - len(self._outside(free, kept))) * self._allocator.page_size
+        if missing > self._cold.tokens:
+            return 0
+        if missing > 0:
+            self.totals.evicted_tokens += self._cold.evict(missing)
+            free = self._allocator.free_mask()
+        suspects = np.unique(self._owner[touched])
+        pages, owners = self._pages_of(suspects[suspects != NOBODY].tolist())
+        movable = np.zeros(self._map.pages, dtype=bool)
+        movable[pages] = True
+        self._owner[touched[~movable[touched]]] = NOBODY  # by now
+        sources = touched[movable[touched]]
+        targets = self._outside(free, kept)[: len(sources)]
+        if len(targets) < len(sources) or slot not in self._map.wholly_free(free | movable, ()):
+            return 0
+        self._relocate(owners[np.isin(pages, sources)], sources, targets)
+        self.totals.moved_pages += len(sources)
+        self.totals.emptied_extents += 1
+        return len(sources)
+
+    def _outside(self, free: np.ndarray, slots: set[int]) -> np.ndarray:
+        """Free pages outside of some extents, int64, low ones first."""
+        outside = free.copy()
+        for slot in slots:
+            outside[self._map.pages_of(slot)] = False
+        return np.flatnonzero(outside)
+
+    def _relocate(self, owners: np.ndarray, sources: np.ndarray, targets: np.ndarray) -> None:
         """Copy pages behind the forwards in flight, and tell the nodes."""
         pool, device, page_size = self._pool, self._allocator.device, self._allocator.page_size
         self._allocator.take(targets)
@@ -138,49 +162,22 @@ class Compactor:
             pool.raw_pages.index_copy_(0, target, pool.raw_pages.index_select(0, source))
 
         self._fence.queue(copy)
-        now_at = torch.arange(self._allocator.page_map.pages, device=device)
+        now_at = torch.arange(self._map.pages, device=device)
         now_at[source] = target
-        for index in np.unique(plan.owners[np.isin(plan.pages, sources)]).tolist():
-            value = plan.nodes[index].value
-            plan.nodes[index].value = now_at[value // page_size] * page_size + value % page_size
+        for node in (self._look.unused[index] for index in np.unique(owners).tolist()):
+            node.value = now_at[node.value // page_size] * page_size + node.value % page_size
+        self._owner[targets] = self._owner[sources]
+        self._owner[sources] = NOBODY
         self._allocator.give(sources)
 
-    def _pages_of(self, nodes: list[TreeNode]) -> tuple[np.ndarray, np.ndarray]:
-        """Pages of nodes, and for each the index of its node; int64. Waits for a GPU once."""
-        if not nodes:
-            return np.empty(0, dtype=np.int64), np.empty(0, dtype=np.int64)
+    def _pages_of(self, indices: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
+        """Pages of the look's nodes, of those that are unused still, and the index of each one's
+        node; int64. Waits for a GPU once."""
         page_size = self._allocator.page_size
-        starts = [node.value[::page_size] for node in nodes]
+        unused = self._look.unused
+        indices = [index for index in indices if self._cold.is_unused(unused[index])]
+        if not indices:
+            return np.empty(0, dtype=np.int64), np.empty(0, dtype=np.int64)
+        starts = [unused[index].value[::page_size] for index in indices]
         pages = (torch.cat(starts) // page_size).cpu().numpy()
-        return pages, np.repeat(np.arange(len(nodes)), [len(start) for start in starts])
-
-    def _unused(self) -> Iterator[TreeNode]:
-        """Nodes on the device that no request and no transfer uses."""
-        busy: set[Any] = set()
-        in_transfer = getattr(self._tree, "nodes_in_transfer", None)
-        if in_transfer is not None:
-            busy = in_transfer()
-        stack = list(self._tree.root_node.children.values())
-        while stack:
-            node = stack.pop()
-            stack.extend(node.children.values())
-            if node.lock_ref == 0 and node.value is not None and node not in busy:
-                yield node
-
-
-@dataclass
-class _Plan:
-    """What would have to move where for some extents to be free."""
-
-    nodes: list[TreeNode]
-    pages: np.ndarray
-    """All that can be moved, int64, and `owners`: whose each is, an index of `nodes`."""
-    owners: np.ndarray
-    movable: np.ndarray
-    """bool [pages of the pool]"""
-    slots: list[int]
-    """Extents to empty, the cheapest first."""
-    targets: np.ndarray
-    """Free pages outside of them, int64, low ones first."""
-    missing_pages: int
-    """Targets that would be needed beyond those."""
+        return pages, np.repeat(indices, [len(start) for start in starts])

@@ -8,8 +8,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from sglang.srt.swiftcache import donate_checks
 from sglang.srt.swiftcache.aborting import abort
+from sglang.srt.swiftcache.cold_prefixes import ColdPrefixes
 from sglang.srt.swiftcache.compaction import Compactor
 from sglang.srt.swiftcache.donation_metrics import DonationMetrics
 from sglang.srt.swiftcache.elastic_allocator import ElasticAllocator
@@ -25,12 +28,14 @@ from sglang.srt.swiftcache.request_needs import (
 from swiftcache_tier.donor.elastic import ElasticDonor
 from swiftcache_tier.donor.plan import plan_pool_donor
 from swiftcache_tier.donor.water import Levels
+from swiftcache_tier.extents.neighbours import side_by_side
 from swiftcache_tier.settings import Settings
 from swiftcache_tier.sizes import format_size
 
 logger = logging.getLogger(__name__)
 
-# Looking for extents to lend, and emptying some, takes no more of a busy scheduler's time.
+# Looking for what is cold and for extents to lend, and emptying some, takes no more of a busy
+# scheduler's time.
 LENDING_SHARE = 0.05
 
 
@@ -76,9 +81,8 @@ class Donation:
         self._map = self._pool.page_map
         self._allocator.donation = self
         self._fence = ForwardFence(scheduler.forward_stream, self._allocator.device)
-        self._compactor = Compactor(
-            scheduler.tree_cache, self._allocator, self._fence, settings.compact_bytes_per_step
-        )
+        self._cold = ColdPrefixes(scheduler.tree_cache, self._allocator, settings)
+        self._compactor = Compactor(self._cold, self._allocator, self._fence, settings)
         self._lent: set[int] = set()
         """Extents that are not this engine's to use: lent, or being scrubbed for it."""
         self._scrubbing: list[_Scrub] = []
@@ -93,9 +97,8 @@ class Donation:
         self._evicted_before = 0
         """Tokens that loans had cost when nothing was lent any more."""
         self._quiet_until_s = 0.0
-        self._cold = 0
-        self._cold_as_of_s = 0.0
-        self._lend_after_s = 0.0
+        self._work_after_s = 0.0
+        self._matched_s = 0.0
         paths = donate_checks.own_donor(args)
         assert paths is not None, "the server does not lend"
         self._plan = plan_pool_donor(self._pool.memory, paths, settings)
@@ -125,9 +128,19 @@ class Donation:
         if not (self._lent or self._donor.demand):
             return
         decoding = decoding_next(self._scheduler, running_batch, last_batch)
+        busy = decoding or self._scheduler.waiting_queue or self._scheduler.chunked_req
+        has_time = not busy or now_s >= self._work_after_s
+        if has_time:
+            self._cold.look(now_s)
         levels = self._levels(decoding, now_s)
         self._ask_back(levels, now_s)
-        self._lend(levels, decoding, now_s)
+        if has_time:
+            self._lend(levels, now_s)
+            self._work_after_s = now_s + (time.monotonic() - now_s) / LENDING_SHARE
+
+    def note_use(self, request: Any) -> None:
+        """The prefix that a request has just matched is not cold any more."""
+        self._cold.note_use(request.last_node)
 
     def holds_decode(self, running_batch: Any, last_batch: Any) -> bool:
         """Whether the next step is not to be taken yet: it would evict or retract what is hot."""
@@ -255,12 +268,9 @@ class Donation:
             self._came_back = 0
             self.totals.take_backs += 1
 
-    def _lend(self, levels: Levels, decoding: list[Any], now_s: float) -> None:
+    def _lend(self, levels: Levels, now_s: float) -> None:
         demand = self._donor.demand - sum(len(scrub.slots) for scrub in self._scrubbing)
         if demand <= 0 or self._asked_s is not None or now_s < self._quiet_until_s:
-            return
-        busy = decoding or self._scheduler.waiting_queue or self._scheduler.chunked_req
-        if busy and now_s < self._lend_after_s:
             return
         most = max(1, self._settings.offer_bytes_max // self._map.extent_bytes)
         extents = min(
@@ -270,7 +280,7 @@ class Donation:
             return
         slots = self._wholly_free(extents)
         if len(slots) < extents:
-            self._compactor.empty(extents - len(slots), self._lent | set(slots), self._cold_now())
+            self._compactor.empty(extents - len(slots), self._lent.union(slots))
             slots = self._wholly_free(extents)
         if slots:
             self._allocator.hold(slots)
@@ -279,7 +289,6 @@ class Donation:
                 _Scrub(slots, self._fence.queue(lambda: self._pool.zero_extents(slots)))
             )
             self._hand_over()
-        self._lend_after_s = now_s + (time.monotonic() - now_s) / LENDING_SHARE
 
     def _rehearse(self) -> None:
         """Go through a lend and a take-back once while nothing runs yet.
@@ -293,16 +302,17 @@ class Donation:
         self._pool.zero_extents(slots)
 
     def _wholly_free(self, extents: int) -> list[int]:
-        found: list[int] = self._map.wholly_free(self._allocator.free_mask(), self._lent).tolist()
-        return found[:extents]
+        """Extents that could be lent now: beside those that are, if there are any."""
+        costs = np.full(self._map.extents, np.inf)
+        costs[self._map.wholly_free(self._allocator.free_mask(), self._lent)] = 0.0
+        return side_by_side(costs, self._lent, extents, worth=1.0)
 
     def _levels(self, decoding: list[Any], now_s: float) -> Levels:
         page_size = self._allocator.page_size
-        scan = now_s - self._cold_as_of_s >= self._settings.cold_scan_s
-        match_waiting(self._scheduler, again=scan)
-        if scan:
-            self._cold_as_of_s = now_s
-            self._cold = self._compactor.cold_tokens(now_s - self._settings.cold_after_s)
+        again = now_s - self._matched_s >= self._settings.cold_scan_s
+        if again:
+            self._matched_s = now_s
+        match_waiting(self._scheduler, again)
         capacity = self._map.pages - 1
         needed = tokens_needed(self._scheduler, decoding)
         return Levels(
@@ -314,9 +324,9 @@ class Donation:
         )
 
     def _cold_now(self) -> int:
-        """Cold tokens as last counted, less what has been evicted since, if that shows."""
+        """Cold tokens that could be evicted: by another policy than LRU, some may be gone."""
         evictable: int = self._scheduler.tree_cache.evictable_size()
-        return min(self._cold, evictable)
+        return min(self._cold.tokens, evictable)
 
     def _awaited(self) -> int:
         """Extents that are on their way back.

@@ -53,6 +53,7 @@ def hold_admission(
     """PrefillAdder.add_one_req: no prefill that memory is awaited for, nor any behind it."""
     donation = donation_of(adder)
     assert donation is not None
+    donation.note_use(request)
     if donation.holds_prefill(adder, request):
         from sglang.srt.managers.schedule_policy import AddReqResult
 

@@ -168,10 +168,6 @@ class DonorRadixCache(HiRadixCache):
                 duration_ms = ack.start_event.elapsed_time(ack.finish_event)
                 self.tier_pool.traffic.load_seconds.append(duration_ms / 1000)
 
-    def nodes_in_transfer(self) -> set[TreeNode]:
-        """Nodes whose device pages or donor blocks a transfer is reading or writing."""
-        return self._vacater.in_flight()
-
     def init_load_back(self, params: InitLoadBackParams) -> tuple[torch.Tensor, TreeNode]:
         if self._verifier is not None:
             params = self._verifier.before_load(params)
