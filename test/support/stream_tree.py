@@ -209,10 +209,10 @@ class StreamTree:
         request = self.chunked
         assert request is not None
         decodes = PAGE * sum(other.computed % PAGE == 0 for other in beside)
-        adder = SimpleNamespace(
-            rem_chunk_tokens=tokens,
-            running_batch=SimpleNamespace(new_tokens_required_next_decode=lambda: decodes),
-        )
+        running = SimpleNamespace(reqs=beside)
+        if beside:  # SGLang's empty batch cannot say
+            running.new_tokens_required_next_decode = lambda: decodes
+        adder = SimpleNamespace(rem_chunk_tokens=tokens, running_batch=running)
         if not self.cache.shortage.may_go_on(adder, request):
             self.finish(request, insert=False)
             self.cache.retire_lost_pages()

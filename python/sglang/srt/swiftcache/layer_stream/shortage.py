@@ -55,7 +55,9 @@ class Shortage:
             return False
         left = len(req.full_untruncated_fill_ids) - len(req.prefix_indices)
         pages = -(-min(left, adder.rem_chunk_tokens) // cache.page_size)
-        need = pages * cache.page_size + adder.running_batch.new_tokens_required_next_decode()
+        need = pages * cache.page_size
+        if adder.running_batch.reqs:  # SGLang's empty batch knows no allocator
+            need += adder.running_batch.new_tokens_required_next_decode()
         room: int = cache.allocator.available_size() + cache.evictable_size()
         return need <= room
 
