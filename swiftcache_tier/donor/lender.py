@@ -274,8 +274,10 @@ class Lender:
     def _rebalance(self, now_s: float) -> None:
         """Move towards equal shares: ask back what is over, offer what is missing."""
         heard = [r for r in self._receivers.values() if not r.silent]
-        counts = self._table.counts()
-        stuck = counts[LeaseState.ORPHANED] + counts[LeaseState.DEGRADED]
+        stuck = sum(self._held(r) for r in self._receivers.values() if r.silent)
+        if self._engine is not None:
+            # It needs so much, and from whom is all one; an operator's limit is nobody's need.
+            stuck += sum(self._states(r)[LeaseState.DEGRADED] for r in heard)
         lendable = min(self._extents - self._table.kept, self._target)
         room = max(0, self.limits.of_all(lendable) - stuck)
         shares = fair_shares(room, self._claims(heard))

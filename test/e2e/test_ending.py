@@ -117,9 +117,11 @@ def test_ctrl_c_leaves_nothing_behind(tiny_model: Path, tmp_path: Path) -> None:
             )
             assert not start.done(), "it was ready before it could be interrupted"
             press_ctrl_c(starting)
-            assert isinstance(start.exception(DEADLINE_S), ServerFailed)
+            failed = start.exception(DEADLINE_S)
+            # It may have become ready while the signal was on its way.
+            assert isinstance(failed, ServerFailed | None)
 
-        for server in (decoding, idle):
+        for server in (decoding, idle) if failed else (decoding, idle, starting):
             wait_until(lambda server=server: has_ended(server), DEADLINE_S, "all processes end")  # type: ignore[misc]
             # Its own donor ends once it has taken its memory back.
             wait_until(

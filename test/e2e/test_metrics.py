@@ -15,6 +15,7 @@ import requests
 from e2e.conftest import SMALL_POOL
 
 from sglang.srt.swiftcache import tier_metrics, ttft
+from sglang.srt.swiftcache.donation_metrics import COUNTERS
 from support.conversations import Turn, donor_tokens, hold
 from support.deployed import adapter_expressions, dashboard_expressions, rules
 from support.donors import Donor
@@ -197,6 +198,8 @@ def test_rules_and_dashboard_read_metrics_and_labels_that_there_are(
     there = sample_labels(server.metrics_text())
     with exporter(donor.runtime_dir) as url:
         there |= sample_labels(requests.get(url, timeout=DEADLINE_S).text)
+    # of a server that lends; those of its extents are the exporter's too
+    there |= {metric.name: set(metric.labels) for metric in COUNTERS.values()}
     records, alerts = rules()
     recorded = {rule.record for rule in records}
     expressions = [rule.expr for rule in [*records, *alerts]]
