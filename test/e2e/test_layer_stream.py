@@ -246,10 +246,7 @@ def test_without_room_for_its_blocks_a_request_starts_over(
         )
         only.leave()
         _wait_for_retraction(deserted, before)
-    with Donor(deserted.runtime_dir, "next", size=DONOR_BYTES):
-        thread.join(REQUEST_TIMEOUT_S)
-        assert answer == [expected]
-        idle(deserted)
+    _is_answered_with_the_next_donor(deserted, thread, answer, expected)
 
 
 def test_a_donor_that_leaves_between_two_chunks_of_a_prefill(
@@ -280,10 +277,7 @@ def test_a_donor_that_leaves_between_two_chunks_of_a_prefill(
         )
         deserted.go_on()
         _wait_for_retraction(deserted, before)
-    with Donor(deserted.runtime_dir, "next", size=DONOR_BYTES):
-        thread.join(REQUEST_TIMEOUT_S)
-        assert answer == [expected]
-        idle(deserted)
+    _is_answered_with_the_next_donor(deserted, thread, answer, expected)
 
 
 def test_a_decode_that_finds_no_room_since_a_donor_left(
@@ -305,10 +299,7 @@ def test_a_decode_that_finds_no_room_since_a_donor_left(
             )
             leaves.leave()
             _wait_for_retraction(deserted, before)
-        with Donor(deserted.runtime_dir, "next", size="2MiB"):
-            thread.join(REQUEST_TIMEOUT_S)
-            assert answer == [expected]
-            idle(deserted)
+        _is_answered_with_the_next_donor(deserted, thread, answer, expected, size="2MiB")
 
 
 def test_a_request_that_donors_cannot_back_holds_nobody_up(deserted: Server) -> None:
@@ -396,6 +387,20 @@ def _in_background(work: Callable[[], object]) -> threading.Thread:
     thread = threading.Thread(target=work, daemon=True)
     thread.start()
     return thread
+
+
+def _is_answered_with_the_next_donor(
+    server: Server,
+    thread: threading.Thread,
+    answer: list[list[int]],
+    expected: list[int],
+    size: str = DONOR_BYTES,
+) -> None:
+    """A donor comes, and the request that ``thread`` has sent ends as if none had left."""
+    with Donor(server.runtime_dir, "next", size=size):
+        thread.join(REQUEST_TIMEOUT_S)
+        assert answer == [expected]
+        idle(server)
 
 
 def _wait_for_retraction(server: Server, before: dict[str, Any]) -> None:

@@ -178,8 +178,8 @@ def test_what_lending_costs_is_there_at_zero_and_counted() -> None:
     names = [metric.name for metric in COUNTERS.values()]
     assert [value(name) for name in names] == [0.0] * len(names)
     totals = {name: float(count) for count, name in enumerate(COUNTERS, start=1)}
-    metrics.step(3, 12, totals | {"lent_extents": 3})
-    metrics.step(3, 12, totals)
+    metrics.step(3, 12, lambda: totals | {"lent_extents": 3})
+    metrics.step(3, 12, lambda: totals)
     assert [value(name) for name in names] == list(totals.values())
     assert value("swiftcache_worker_donated_memory_ratio", donor="engine") == 0.25
 

@@ -16,9 +16,13 @@ installed ``sglang`` package and overwrites no file of it.
 ``tier_wiring``             what the hooks of the tier call
 ``donation_wiring``         what the hooks of lending call
 ``pool_wiring``             which KV pool and allocator a server gets
+``admission_wiring``        who has a say in which requests are admitted
 ``startup_check``           the server does not start unless every hook took
 ``donor_kv_cache``          ``DonorKVCache``: the host pool whose slots are donor blocks
 ``paths``                   kernels or copy engines, operation by operation
+``loads``                   which forwards a load comes after
+``stores``                  what the tree wants stored, begun step by step
+``cold_copies``             which copies a tier smaller than the device pool keeps
 ``donor_radix_cache``       ``DonorRadixCache``: the radix tree over device and donors
 ``vacate``                  giving memory back: move, forget or drop the blocks in it
 ``one_line_exit``           ending a process on an error of the user's
@@ -39,6 +43,7 @@ installed ``sglang`` package and overwrites no file of it.
 ``donation``                ``Donation``: when a server lends, takes back, waits for its memory
 ``succession``              what a killed server of the same name left, and what this one leaves
 ``request_needs``           what waiting and running requests may yet take of the pool
+``aborting``                ending a request that waits for memory which does not come
 ``cold_prefixes``           what nobody has asked for lately, counted and evicted
 ``compaction``              emptying extents: cold leaves are evicted, pages moved
 ``forward_fence``           work that comes after every forward in flight

@@ -17,6 +17,7 @@ def add_one_req(
     original: Callable[..., Any], adder: Any, request: Any, *args: Any, **kwargs: Any
 ) -> Any:
     """PrefillAdder.add_one_req."""
-    if donation_of(adder) is None:
+    donation = donation_of(adder)
+    if donation is None:
         return stream_wiring.add_one_req(original, adder, request, *args, **kwargs)
-    return hold_admission(original, adder, request, *args, **kwargs)
+    return hold_admission(donation, original, adder, request, *args, **kwargs)

@@ -123,7 +123,7 @@ class Donation:
         self._take_in(running_batch, now_s)
         self._hand_over()
         if self._metrics is not None:
-            self._metrics.step(self._donor.handed_over, self._plan.extents, self._counts())
+            self._metrics.step(self._donor.handed_over, self._plan.extents, self._counts)
         self._abort_what_cannot_fit(running_batch, now_s)
         if not (self._lent or self._donor.demand):
             return

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from sglang.srt.swiftcache.tier_metrics import (
@@ -68,12 +68,18 @@ class DonationMetrics:
             for name, metric in COUNTERS.items()
         }
 
-    def step(self, lent_extents: int, extents: int, totals: Mapping[str, float]) -> None:
-        """Call at every scheduler step, with how things stand and totals that never fall."""
+    def step(
+        self, lent_extents: int, extents: int, count: Callable[[], Mapping[str, float]]
+    ) -> None:
+        """Call at every scheduler step, with how things stand.
+
+        ``count``: gives totals that never fall; asked only when it is time.
+        """
         now_s = time.monotonic()
         if now_s < self._next_s:
             return
         self._next_s = now_s + self._interval_s
+        totals = count()
         self._ratio.set(lent_extents / extents)
         for name, counter in self._counters.items():
             counter.inc(totals[name] - self._totals[name])

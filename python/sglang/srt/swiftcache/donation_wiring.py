@@ -48,11 +48,14 @@ def lend_and_take_back(
 
 
 def hold_admission(
-    original: Callable[..., Any], adder: Any, request: Any, *args: Any, **kwargs: Any
+    donation: Donation,
+    original: Callable[..., Any],
+    adder: Any,
+    request: Any,
+    *args: Any,
+    **kwargs: Any,
 ) -> Any:
     """PrefillAdder.add_one_req: no prefill that memory is awaited for, nor any behind it."""
-    donation = donation_of(adder)
-    assert donation is not None
     donation.note_use(request)
     if donation.holds_prefill(adder, request):
         from sglang.srt.managers.schedule_policy import AddReqResult

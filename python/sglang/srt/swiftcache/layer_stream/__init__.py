@@ -14,6 +14,7 @@
 ``loading``         where nodes go that are read again
 ``homes``           giving back memory in which window pages live
 ``admission``       which requests may stream, and how much a step
+``shortage``        what becomes of requests while donors back less of the window
 ``wiring``          what the hooks call
 ==================  ================================================================================
 """
