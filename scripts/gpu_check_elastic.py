@@ -1,10 +1,10 @@
-"""Time what elastic donation does between two GPUs: lend and take back, and what page-major costs.
+"""Time what elastic donation does on GPUs: lend and take back, and what page-major costs.
 
     PYTHONPATH=scripts:test python scripts/gpu_check_elastic.py times
     PYTHONPATH=scripts:test python scripts/gpu_check_elastic.py page-major
 
-`times` (about two minutes): an engine's pool of Qwen3-8B pages on cuda:0 and a receiver in a
-process of its own on cuda:1, which is idle or streams at full rate; lends and takes back 1 GiB,
+`times` (about two minutes): an engine's pool of Qwen3-8B pages on cuda:0 and, on the last GPU, a
+receiver in a process of its own, which is idle or streams at full rate; lends and takes back 1 GiB,
 with the pool at 1x and 10x and the layers at 1x and 2x. `page-major` (under four minutes): one
 server after the other with dummy weights of Qwen3-8B, on its default backend and with
 --swiftcache-donate, nothing lent. Both print JSON and what was to be reached. With
@@ -29,6 +29,7 @@ from typing import TYPE_CHECKING, Any
 
 from stopwatch import Stopwatch
 
+from swiftcache_tier.cuda_driver import device_count
 from swiftcache_tier.extents import JoinedAddressRange
 from swiftcache_tier.receiver import DonorTier
 from swiftcache_tier.settings import Settings
@@ -145,7 +146,7 @@ def _measure(arguments: argparse.Namespace, pool_bytes: int, layers: int) -> dic
 def _receiver(
     engine: Engine, folder: str, arguments: argparse.Namespace
 ) -> Iterator[Callable[[str], float]]:
-    device = "cpu" if arguments.device == "cpu" else "cuda:1"
+    device = "cpu" if arguments.device == "cpu" else f"cuda:{device_count() - 1}"
     command = [sys.executable, __file__, "receive", "--lease", str(arguments.lease)]
     process = subprocess.Popen(
         [*command, "--receiver", engine.spec, folder, device],
