@@ -283,13 +283,13 @@ class DonorKVCache(HostKVCache):
             self.traffic.load_begins(load.blocks)
         layers = self._load_launches.get(layer_id, 0)
         if layers:
-            try:
-                load.of(layer_id).gather_layers(layer_id, layers)
-            except CopyRefused as error:
-                self._paths.give_up_copies(error)
-                self._load = None
-                load = self._resolve(host_indices, device_indices)
-                load.of(layer_id).gather_layers(layer_id, layers)
+            self._copy(
+                lambda: (
+                    self._resolve(host_indices, device_indices)
+                    .of(layer_id)
+                    .gather_layers(layer_id, layers)
+                )
+            )
         if layer_id == self.layer_num - 1 and not self._on_gpu:
             self.traffic.load_has_ended()
         self.loaded_bytes += load.first.blocks * self.block_layout.layer_bytes
@@ -311,13 +311,18 @@ class DonorKVCache(HostKVCache):
             self.checksums.record(blocks, pages)
 
     def _scatter(self, blocks: np.ndarray, pages: torch.Tensor, host_pages: np.ndarray) -> None:
-        try:
-            self._paths.store(blocks, pages, host_pages).scatter_all()
-        except CopyRefused as error:
-            self._paths.give_up_copies(error)
-            self._paths.store(blocks, pages, host_pages).scatter_all()
+        self._copy(lambda: self._paths.store(blocks, pages, host_pages).scatter_all())
         self.stored_bytes += len(blocks) * self.block_layout.block_bytes
         self.traffic.count("store", blocks)
+
+    def _copy(self, queue: Callable[[], None]) -> None:
+        """``queue`` copies by the path chosen for them; once more if the engines refuse."""
+        try:
+            queue()
+        except CopyRefused as error:
+            self._paths.give_up_copies(error)
+            self._load = None  # which holds the path
+            queue()
 
     def _store_copies(
         self, copies: np.ndarray, pages: torch.Tensor, host_pages: np.ndarray
