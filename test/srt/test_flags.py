@@ -74,6 +74,19 @@ def test_yaml_can_say_what_the_flag_alone_says(
     assert args.swiftcache_donors == expected
 
 
+@pytest.mark.parametrize("flag", ["layer-stream", "donate"])
+def test_a_flag_that_can_be_auto_is_auto_where_nothing_follows(
+    tiny_model: Path, tmp_path: Path, runtime_dir: Path, flag: str
+) -> None:
+    donors = () if flag == "donate" else ("--swiftcache-donors",)
+    argv = command_line(tiny_model, runtime_dir, *donors)
+    config = tmp_path / "server.yaml"
+    config.write_text(f"swiftcache-{flag}:\n")
+    field = f"swiftcache_{flag.replace('-', '_')}"
+    for how in ((f"--swiftcache-{flag}",), ("--config", str(config))):
+        assert getattr(prepare_server_args([*argv, *how]), field) == "auto"
+
+
 def test_a_relative_runtime_dir_is_made_absolute(
     tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -288,6 +301,18 @@ def test_values_that_are_none_are_one_line_and_no_usage(
     for value in values:
         line = refusal(capsys, [*argv, f"--swiftcache-{flag}={value}"])
         assert f"--swiftcache-{flag} {value}: {expected}" in line
+
+
+@pytest.mark.parametrize(
+    "flag", ["runtime-dir", "io-backend", "replicas", "ttl", "low-water", "high-water"]
+)
+def test_a_value_that_is_missing_is_one_line_and_no_usage(
+    tiny_model: Path, runtime_dir: Path, capsys: pytest.CaptureFixture[str], flag: str
+) -> None:
+    argv = command_line(tiny_model, runtime_dir, "--swiftcache-donors")
+    for rest in ((), ("--log-level", "info")):
+        line = refusal(capsys, [*argv, f"--swiftcache-{flag}", *rest])
+        assert f"--swiftcache-{flag} has no value" in line
 
 
 def test_keyword_arguments_are_read_as_the_flags_are(tiny_model: Path, runtime_dir: Path) -> None:

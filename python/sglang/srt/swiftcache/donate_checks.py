@@ -144,9 +144,10 @@ def water_marks(args: Any) -> WaterMarks:
 
 def normalize(args: Any) -> None:
     """Bring the fields into one form, and refuse water marks that mark nothing."""
-    word = str(args.swiftcache_donate).strip().lower()
-    # a key of a YAML file may arrive as a boolean
-    args.swiftcache_donate = {"false": OFF, "none": OFF, "true": AUTO}.get(word, word)
+    value = args.swiftcache_donate
+    word = OFF if value is None else str(value).strip().lower()
+    # a key of a YAML file may arrive as a boolean, and one with nothing behind it as "None"
+    args.swiftcache_donate = {"false": OFF, "none": AUTO, "true": AUTO}.get(word, word)
     for mark in ("low", "high"):
         field, flag = f"swiftcache_{mark}_water", f"--swiftcache-{mark}-water"
         value = getattr(args, field)

@@ -17,12 +17,13 @@ from sglang.srt.arg_groups.arg_utils import NS, A, Arg, namespace_of, resolvable
 from sglang.srt.swiftcache import BACKEND_NAME, cpu_engine, donate_checks, flag_checks
 from sglang.srt.swiftcache.layer_stream import flag_checks as layer_stream_checks
 from sglang.srt.swiftcache.one_line_exit import one_line_exit
+from swiftcache_tier.errors import SwiftCacheError
 
 DONORS_HELP = (
     "Keep radix-prefix KV in memory lent by donors instead of in host RAM. SPECs: 'auto' (the "
     "default when none follows: every donor in the runtime directory, else host RAM sized from "
-    "what is free), 'host=8GiB' (host RAM, in a donor process of this server's own), "
-    "'ipc:///path/of/a/donor' (one that runs)."
+    "what is free), 'cuda:1=40GiB' or 'host=8GiB' (memory of a GPU or host RAM, in a donor process "
+    "of this server's own), 'ipc:///path/of/a/donor' (one that runs)."
 )
 RUNTIME_DIR_HELP = (
     "Directory in which SwiftCache donors and receivers meet. Default: $SWIFTCACHE_RUNTIME_DIR, "
@@ -49,16 +50,16 @@ TTL_HELP = (
     "Default: keep them until their memory is needed."
 )
 LAYER_STREAM_HELP = (
-    "Contexts longer than this device's KV memory: 'off', 'auto' (a window sized from free local "
-    "and donated memory) or the number of tokens whose KV, beyond the regular slots, is kept on "
-    "donors and streamed through the device layer by layer. Needs --swiftcache-donors; sets "
-    "--page-size to 16 where it is not given."
+    "Contexts longer than this device's KV memory: 'off', 'auto' (the default when nothing "
+    "follows: a window sized from free local and donated memory) or the number of tokens whose "
+    "KV, beyond the regular slots, is kept on donors and streamed through the device layer by "
+    "layer. Needs --swiftcache-donors; sets --page-size to 16 where it is not given."
 )
 DONATE_HELP = (
     "Lend this server's own KV memory to others while it is idle, and take it back when it is "
-    "needed: 'off', 'auto' (whatever the water marks leave) or the FRACTION of the KV pool that "
-    "may be lent at most. Lays the pool out page by page, which on a GPU needs --attention-backend "
-    "fa3 (the default then on Hopper) or triton (elsewhere)."
+    "needed: 'off', 'auto' (the default when nothing follows: whatever the water marks leave) or "
+    "the FRACTION of the KV pool that may be lent at most. Lays the pool out page by page, which "
+    "on a GPU needs --attention-backend fa3 (the default then on Hopper) or triton (elsewhere)."
 )
 LOW_WATER_HELP = (
     "With --swiftcache-donate: when less than this fraction of the KV pool is spare, memory is "
@@ -97,10 +98,14 @@ _FIELDS: list[tuple[str, Any, Any]] = [
     ),
     (
         "swiftcache_layer_stream",
-        A[str, Arg(help=LAYER_STREAM_HELP), NS("memory")],
+        A[str, Arg(help=LAYER_STREAM_HELP, nargs="?", const="auto"), NS("memory")],
         "off",
     ),
-    ("swiftcache_donate", A[str, Arg(help=DONATE_HELP), NS("memory")], donate_checks.OFF),
+    (
+        "swiftcache_donate",
+        A[str, Arg(help=DONATE_HELP, nargs="?", const=donate_checks.AUTO), NS("memory")],
+        donate_checks.OFF,
+    ),
     (
         "swiftcache_low_water",
         A[Optional[float], Arg(help=LOW_WATER_HELP, type_parser=str), NS("memory")],  # noqa: UP045
@@ -112,6 +117,13 @@ _FIELDS: list[tuple[str, Any, Any]] = [
         None,
     ),
 ]
+
+
+_WITH_VALUE = frozenset(
+    "--" + name.replace("_", "-")
+    for name, annotation, default in _FIELDS
+    if annotation.__metadata__[0].nargs is None and default is not False
+)
 
 
 def install(server_args_module: Any) -> None:
@@ -176,9 +188,17 @@ def _one_line_errors(prepare: Callable[[Sequence[str]], Any]) -> Callable[[Seque
     @functools.wraps(prepare)
     def prepare_server_args(argv: Sequence[str]) -> Any:
         with one_line_exit():
+            _require_values(argv)
             args = prepare(argv)
             if args.swiftcache_donors is not None:
                 flag_checks.check_command_line(argv)
             return args
 
     return prepare_server_args
+
+
+def _require_values(argv: Sequence[str]) -> None:
+    """Before argparse, which prints hundreds of lines of usage first."""
+    for word, following in zip(argv, [*argv[1:], "--"], strict=True):
+        if word in _WITH_VALUE and following.startswith("--"):
+            raise SwiftCacheError(f"{word} has no value: name one, or drop the flag")

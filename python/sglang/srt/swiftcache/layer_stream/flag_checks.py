@@ -82,9 +82,9 @@ _CONFLICTS = (
 def normalize(args: Any) -> None:
     """Bring the field into one form: "off", "auto" or the digits of a number over 0."""
     value = args.swiftcache_layer_stream
-    text = OFF if value in (None, False) else str(value).strip().lower()
-    if text in ("false", "none"):  # what `off` is in a YAML file
-        text = OFF
+    text = OFF if value is None else str(value).strip().lower()
+    # a key of a YAML file may arrive as a boolean, and one with nothing behind it as "None"
+    text = {"false": OFF, "none": AUTO, "true": AUTO}.get(text, text)
     if text not in (OFF, AUTO) and not (text.isdecimal() and int(text) > 0):
         raise SwiftCacheError(
             f"--swiftcache-layer-stream {value}: expected off, auto or a number of tokens over 0"
