@@ -45,6 +45,7 @@ def run(arguments: argparse.Namespace) -> int:
     from swiftcache_tier.cluster.commands import waves
     from swiftcache_tier.cluster.config import add_server_args, read_cluster_file
     from swiftcache_tier.cluster.environment import apply_environment, cluster_of_environment
+    from swiftcache_tier.cluster.names import check_names
     from swiftcache_tier.cluster.ports import check_ports
     from swiftcache_tier.cluster.supervisor import supervise
     from swiftcache_tier.control.runtime_dir import check_runtime_dir, ensure_runtime_dir
@@ -57,6 +58,7 @@ def run(arguments: argparse.Namespace) -> int:
     groups = waves(cluster, arguments.runtime_dir, more_args)
     check_runtime_dir(arguments.runtime_dir)
     check_ports(cluster)
+    check_names(cluster, arguments.runtime_dir)
     if arguments.dry_run:
         for member in (member for group in groups for member in group):
             print(member.line)

@@ -2,20 +2,29 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import signal
 import socket
 import subprocess
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 from tier.cluster.conftest import Up, running
 
-from support.processes import free_port, wait_until
+from support.processes import end_tree, free_port, wait_until
+from swiftcache_tier.cluster.commands import SWIFTCACHE, Member
+from swiftcache_tier.cluster.process import MemberProcess
+from swiftcache_tier.control.query import query_status
+from swiftcache_tier.control.runtime_dir import donor_paths
+from swiftcache_tier.settings import Settings
 
 Start = Callable[[str], Up]
 
 DEADLINE_S = 60.0
+SLEEPER = (sys.executable, "-c", "import time; time.sleep(3600)")
 
 
 def server(name: str, port: int, flags: str = "", more: str = "") -> str:
@@ -167,6 +176,70 @@ def test_servers_end_when_nobody_reads_their_lines(
     piped.stdout.close()
     assert piped.wait(DEADLINE_S) == 0
     assert running(up.pids()) == set()
+
+
+@pytest.fixture
+def others_donor(environment: dict[str, str], tmp_path: Any) -> Iterator[Callable[[str], int]]:
+    """Start a donor of that name that is not the cluster's; its process id."""
+    with contextlib.ExitStack() as at_end:
+
+        def start(name: str) -> int:
+            process = subprocess.Popen(
+                [*SWIFTCACHE, "donor", "--device", "host", "--size", "64MiB", "--name", name],
+                env=environment,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+            )
+            at_end.callback(end_tree, process)
+            assert process.stdout is not None
+            assert process.stdout.readline(), "it says that it is ready"
+            return process.pid
+
+        yield start
+
+
+@pytest.mark.parametrize("flags", [(), ("--dry-run",)])
+@pytest.mark.parametrize("kind", ["donors", "servers"])
+def test_a_name_that_a_live_donor_has_is_said_before_anything_starts(
+    swiftcache_up: Any,
+    others_donor: Callable[[str], int],
+    ports: list[int],
+    tmp_path: Any,
+    kind: str,
+    flags: tuple[str, ...],
+) -> None:
+    port = ports[0]
+    if kind == "donors":
+        name, who, text = "ada", "donor 'ada'", "donors: {ada: {device: host, size: 16MiB}}"
+    else:
+        name, who = f"engine-{port}", "server 'code'"
+        text = "servers:\n" + server("code", port, "", ", role: donor")
+    others_donor(name)
+    (tmp_path / "c.yaml").write_text(text)
+    done = swiftcache_up(tmp_path / "c.yaml", *flags)
+    assert done.returncode == 2
+    assert done.stdout == ""
+    assert done.stderr.count("\n") == 1
+    assert f"{who}: donor name {name!r} is taken by a donor that runs" in done.stderr
+    assert "end that donor" in done.stderr
+
+
+def test_only_the_donor_that_was_started_counts_as_ready(
+    others_donor: Callable[[str], int], tmp_path: Any
+) -> None:
+    pid = others_donor("ada")
+    paths = donor_paths(tmp_path / "runtime", "ada")
+    assert query_status(paths, Settings()).pid == pid
+
+    async def is_serving() -> bool:
+        process = MemberProcess(Member("ada", SLEEPER, {}, paths), lambda *_: None)
+        await process.start()
+        try:
+            return await process.is_serving(Settings())
+        finally:
+            await process.end(DEADLINE_S, asyncio.Event())
+
+    assert asyncio.run(is_serving()) is False
 
 
 @pytest.mark.parametrize("flags", [(), ("--dry-run",)])
