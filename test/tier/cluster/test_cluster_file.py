@@ -158,6 +158,9 @@ def test_a_host_for_all_servers_is_where_they_are_asked(read: Read, flags: str) 
         ("servers: {a: {model: m, args: '--x \"'}}", ["'a'", "split"]),
         ("{args: '\"', servers: {a: {model: m}}}", ["args", "split"]),
         ("servers: {a: {model: m, args: --port 9}}", ["'a': args: --port cannot", "a port: "]),
+        ("servers: {a: {model: m, args: --por 9}}", ["'a': args: --por cannot", "a port: "]),
+        ("servers: {a: {model: m, args: --hos=h}}", ["'a': args: --hos cannot", "a host: "]),
+        ("{args: --swiftcache-run /x, servers: {a: {model: m}}}", ["the --runtime-dir"]),
         ("{args: --host=0.0.0.0, servers: {a: {model: m}}}", ["args: --host cannot", "a host: "]),
         ("{args: --swiftcache-runtime-dir /x, servers: {a: {model: m}}}", ["the --runtime-dir"]),
         ("servers: {a: {model: m, env: {SWIFTCACHE_RUNTIME_DIR: /x}}}", ["'a': env", "not meet"]),
@@ -168,6 +171,13 @@ def test_a_host_for_all_servers_is_where_they_are_asked(read: Read, flags: str) 
         ("servers: {a: {model: m, role: donor, donate: 1.5}}", ["'a'", "1.5"]),
         ("servers: {a: {model: m, role: donor, donate: much}}", ["'a'", "'much'"]),
         ("{donors: {a: {device: host, size: 1GiB}}, servers: {a: {model: m}}}", ["'a'"]),
+        (
+            (
+                "donors: {engine-80: {device: host, size: 1GiB}}\n"
+                "servers: {a: {model: m, role: donor, port: 80}}"
+            ),
+            ["donor 'engine-80' has the name", "server 'a'", "give the donor another"],
+        ),
         ("donors: {d: {device: gpu1, size: 1GiB}}", ["donor 'd': device: ", "cuda:1, got 'gpu1'"]),
         ("donors: {d: {device: host, size: 1}}", ["donor 'd': size: expected", "40GiB, got 1"]),
         ("donors: {d: {device: host}}", ["donor 'd': size: expected", "got nothing"]),
