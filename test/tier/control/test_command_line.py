@@ -42,6 +42,7 @@ def test_what_is_no_command_is_said_in_one_line(swiftcache: Any, words: list[str
         (["plan", "--pairs", "--context", "0"], ["--context: '0': expected a whole number"]),
         (["donor", "--owner-pid", "me"], ["--owner-pid: 'me': expected a whole number"]),
         (["drain", "a", "--wait", "long"], ["--wait: 'long': expected seconds"]),
+        (["status", "--runtime-dir", ""], ["--runtime-dir: '': expected a folder", "default"]),
         (["limit", "a", "little"], ["SIZE: 'little' is not a size", "40GiB"]),
     ],
 )
