@@ -89,7 +89,9 @@ def plan_donor(
     open_files = _open_files(extents, settings)
     allowed_uids = frozenset({os.geteuid(), 0}) | uids_of(allow_users)
     ensure_runtime_dir(runtime_dir)
-    paths = donor_paths(runtime_dir, name or f"{device.replace(':', '')}-{os.getpid()}")
+    paths = donor_paths(
+        runtime_dir, f"{device.replace(':', '')}-{os.getpid()}" if name is None else name
+    )
     return DonorPlan(arena, paths, extent_bytes, extents, allowed_uids, owner, open_files)
 
 

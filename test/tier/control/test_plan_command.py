@@ -96,6 +96,8 @@ def test_pairs_of_chosen_models(plan: Any) -> None:
     ("words", "said"),
     [
         ([], ["--receiver", "--pairs"]),
+        (["--pairs", "Qwen3-8B,page=3"], ["page=3'", "power of two"]),
+        (["--pairs", "Qwen3-8B,tp=999"], ["tp=999'", "8 KV heads", "999 ranks"]),
         (["--receiver", "Qwen3-8B"], ["--memory"]),
         (["--receiver", "Qwen9", "--memory", "1GiB", "--donor", "host=1GiB"], ["'Qwen9'"]),
         (["--receiver", "Qwen3-8B", "--memory", "1GiB", "--donor", "toaster"], ["'toaster'"]),
