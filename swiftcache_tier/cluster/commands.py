@@ -17,7 +17,7 @@ from swiftcache_tier.settings import Settings
 
 SWIFTCACHE = (sys.executable, "-m", "swiftcache_tier")
 LAUNCH_SERVER = (sys.executable, "-m", "sglang.launch_server")
-_EVERY_ADDRESS = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}
+_EVERY_ADDRESS = {"0.0.0.0": "127.0.0.1", "::": "::1"}
 
 
 class Member(NamedTuple):
@@ -92,7 +92,8 @@ def _server(
     command += split_args(cluster.args, "args") + split_args(server.args, name) + [*more_args]
     env = {"SWIFTCACHE_RUNTIME_DIR": str(runtime_dir), **cluster.env, **server.env}
     host = _EVERY_ADDRESS.get(cluster.host, cluster.host)
-    return Member(name, tuple(command), env, f"http://{host}:{server.port}")
+    place = f"[{host}]" if ":" in host else host
+    return Member(name, tuple(command), env, f"http://{place}:{server.port}")
 
 
 def check_settings(members: Iterable[Member]) -> None:

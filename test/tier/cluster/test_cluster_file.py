@@ -88,9 +88,20 @@ def test_a_model_beside_the_file_is_found_from_anywhere(read: Read, tmp_path: Pa
     assert cluster.servers["a"].model == str(tmp_path / "model")
 
 
-def test_a_server_for_the_whole_network_is_asked_on_this_machine(read: Read) -> None:
-    (member,) = members(read("{host: 0.0.0.0, servers: {a: {model: m}}}")).values()
-    assert member.ready == "http://127.0.0.1:8000"
+@pytest.mark.parametrize(
+    ("host", "url"),
+    [
+        ("0.0.0.0", "http://127.0.0.1:8000"),
+        ("::", "http://[::1]:8000"),
+        ("::1", "http://[::1]:8000"),
+        ("fd00::5", "http://[fd00::5]:8000"),
+        ("localhost", "http://localhost:8000"),
+    ],
+)
+def test_where_a_server_is_asked_is_a_url_of_this_machine(read: Read, host: str, url: str) -> None:
+    (member,) = members(read(f"{{host: '{host}', servers: {{a: {{model: m}}}}}}")).values()
+    assert member.command[3:5] == ("--host", host)
+    assert member.ready == url
 
 
 @pytest.mark.parametrize("flags", ["--host 10.0.0.5 --x", "--x --host=10.0.0.5"])
