@@ -137,8 +137,8 @@ def _why_not(paths: DonorPaths, number: int | None, problem: str) -> str:
             )
         case errno.ECONNREFUSED:
             return (
-                f"the donor at {paths.spec} has ended and left its socket behind: start it again "
-                f"or name one that `swiftcache status` lists"
+                f"the donor at {paths.spec} has ended and left its sockets behind: start it again "
+                f"(a server that lends: on its port), or delete {paths.door} and {paths.control}"
             )
         case errno.EPROTOTYPE | errno.ENOTSOCK:
             return f"{paths.door} is no donor's socket: name one that `swiftcache status` lists"

@@ -259,7 +259,14 @@ def test_status_shows_stale_and_stuck_donors(
     assert states == {"killed": "stale", "stuck": "unresponsive", "well": "serving"}
     table = swiftcache("status", env=impatient).stdout
     assert "killed: the donor at" in table
+    assert "start it again (a server that lends: on its port), or delete" in table
+    for path in killed.paths:
+        assert str(path) in table
     assert "has not answered for 0.5 s" in table
+    for path in killed.paths:
+        path.unlink()
+    listed = json.loads(swiftcache("status", "--json", env=impatient).stdout)["donors"]
+    assert {donor["name"] for donor in listed} == {"stuck", "well"}
 
 
 def test_status_of_a_folder_that_is_not_safe(swiftcache: Any, tmp_path: Path) -> None:
