@@ -110,7 +110,7 @@ def check_size(
     """
     if extent_bytes % granularity_bytes or extent_bytes == 0:
         raise SwiftCacheError(
-            f"extent size of {extent_bytes} bytes: expected a multiple of "
+            f"extent size of {extent_bytes} bytes: expected a positive multiple of "
             f"{granularity_bytes} bytes for device {device}; set --extent-size or "
             f"SWIFTCACHE_EXTENT_BYTES, as in 64MiB"
         )
