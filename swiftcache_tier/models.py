@@ -131,7 +131,18 @@ def _with_option(kv: KVFormat, text: str, option: str) -> KVFormat:
     if key in ("page", "tp") and value.isdecimal() and int(value) > 0:
         tokens_or_ranks = int(value)
         if key == "page":
+            if tokens_or_ranks & (tokens_or_ranks - 1):
+                raise SwiftCacheError(
+                    f"model {text!r}: servers take no pages of {value} tokens: expected a power of "
+                    f"two, such as page=16"
+                )
             return replace(kv, page_tokens=tokens_or_ranks)
+        # Heads are divided among ranks, or, where there are fewer, each is kept by as many.
+        if kv.kv_heads % tokens_or_ranks and tokens_or_ranks % kv.kv_heads:
+            raise SwiftCacheError(
+                f"model {text!r}: {kv.kv_heads} KV heads cannot be divided over {value} ranks: "
+                f"expected a number that divides them, or a multiple of them"
+            )
         return replace(kv, tp_size=tokens_or_ranks)
     raise SwiftCacheError(
         f"model {text!r}: {option!r} is not known: expected page=TOKENS, tp=RANKS or kv= one of "

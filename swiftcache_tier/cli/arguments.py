@@ -16,11 +16,11 @@ _PORT_MAX = 65535
 def add_runtime_dir(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--runtime-dir",
-        type=lambda text: Path(text).absolute(),
+        type=_folder,
         default=default_runtime_dir(),
         metavar="PATH",
-        help="where donors put their sockets and are found; default: $SWIFTCACHE_RUNTIME_DIR, "
-        "else a folder of your own (%(default)s)",
+        help="where donors put their sockets and are found; an empty one is refused; default: "
+        "$SWIFTCACHE_RUNTIME_DIR, else a folder of your own (%(default)s)",
     )
 
 
@@ -30,6 +30,13 @@ def add_donor(parser: argparse.ArgumentParser) -> None:
         "name", metavar="NAME", help="the donor, by its name in `swiftcache status`"
     )
     add_runtime_dir(parser)
+
+
+def _folder(text: str) -> Path:
+    # Path("") is the current folder, and what an unset variable of a shell leaves.
+    if not text:
+        raise argparse.ArgumentTypeError("'': expected a folder; drop the flag for the default")
+    return Path(text).absolute()
 
 
 def size(text: str) -> int:

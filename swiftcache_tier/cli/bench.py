@@ -67,6 +67,11 @@ def add_parser(subparsers: Any) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
+    if arguments.size < BLOCK_BYTES:
+        raise SwiftCacheError(
+            f"--size {format_size(arguments.size)} is less than one block: expected "
+            f"{format_size(BLOCK_BYTES)} or more"
+        )
     # other commands start without numpy and its threads
     from swiftcache_tier.receiver import DonorTier
 
@@ -128,7 +133,7 @@ def _measure(tier: DonorTier, size_bytes: int) -> dict[str, Speeds]:
     names, owners = tier.donor_names(), tier.donor_of(ids)
     try:
         return {
-            names[key]: _copy(tier, ids[owners == key][: max(1, size_bytes // BLOCK_BYTES)], name)
+            names[key]: _copy(tier, ids[owners == key][: size_bytes // BLOCK_BYTES], name)
             for key, name in names.items()
             if np.any(owners == key)
         }

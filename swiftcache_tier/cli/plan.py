@@ -49,8 +49,10 @@ def add_parser(subparsers: Any) -> None:
     )
     parser.add_argument(
         "--layer-stream",
+        default="auto",
         metavar="TOKENS",
-        help="W, tokens that are streamed, as for --swiftcache-layer-stream; default: auto",
+        help="off, auto or W, tokens that are streamed, as for --swiftcache-layer-stream; default: "
+        "auto",
     )
     parser.add_argument(
         "--context",
@@ -77,27 +79,32 @@ def run(arguments: argparse.Namespace) -> int:
         raise SwiftCacheError(
             "--receiver needs --memory SIZE, its own, and one --donor WHAT=SIZE or more"
         )
+    wanted_tokens = _window_tokens(arguments.layer_stream)
     plan = plan_memory(
         parse_model(arguments.receiver),
         arguments.memory,
         [parse_donor(text) for text in arguments.donor],
-        _window_tokens(arguments.layer_stream),
+        wanted_tokens,
         arguments.context,
         extent_bytes,
     )
     if arguments.json:
         sys.stdout.buffer.write(orjson.dumps(_as_json(plan), option=orjson.OPT_APPEND_NEWLINE))
     else:
-        _print(plan)
+        _print(plan, wanted_tokens)
     return 0
 
 
-def _window_tokens(text: str | None) -> int | None:
-    if text is None or text == "auto":
-        return None
-    if not text.isdecimal():
-        raise SwiftCacheError(f"--layer-stream {text!r} is not known: expected auto or TOKENS")
-    return int(text)
+def _window_tokens(text: str) -> int | None:
+    """W, 0 for off and None for auto."""
+    word = text.strip().lower()
+    if word in ("off", "auto"):
+        return 0 if word == "off" else None
+    if not (word.isdecimal() and int(word) > 0):
+        raise SwiftCacheError(
+            f"--layer-stream {text!r} is not known: expected off, auto or TOKENS over 0"
+        )
+    return int(word)
 
 
 def _as_json(plan: MemoryPlan) -> dict[str, Any]:
@@ -131,7 +138,7 @@ def _as_json(plan: MemoryPlan) -> dict[str, Any]:
     }
 
 
-def _print(plan: MemoryPlan) -> None:
+def _print(plan: MemoryPlan, wanted_tokens: int | None) -> None:
     kv, stream = plan.receiver.kv, plan.stream
     console = Console(width=None if sys.stdout.isatty() else 500, highlight=False, markup=False)
     console.print(
@@ -143,16 +150,25 @@ def _print(plan: MemoryPlan) -> None:
         table.add_row(*_donor_row(donor, blocks))
     console.print(table)
     donated_blocks = sum(stream.blocks)
-    times = stream.total_tokens / plan.resident_tokens
     console.print(
         f"\nwithout a layer stream: {plan.resident_tokens} tokens in "
         f"{format_size(plan.local_bytes)} on the device, {donated_blocks * kv.page_tokens} with "
         f"donors\n"
-        f"with a layer stream: R = {stream.regular_tokens}, W = {stream.window_tokens}, contexts "
-        f"of {stream.total_tokens} tokens ({times:.2f} times as long), {plan.prefix_tokens} more "
-        f"with donors\n"
+        f"{_layer_stream(plan, wanted_tokens)}, {plan.prefix_tokens} more with donors\n"
         f"N_LSC = min(sum K_i = {donated_blocks}, W = {stream.window_pages}) = "
         f"{stream.streamed_blocks} blocks, N_RC = {plan.regular_blocks} blocks"
+    )
+
+
+def _layer_stream(plan: MemoryPlan, wanted_tokens: int | None) -> str:
+    stream = plan.stream
+    if not stream.window_tokens:
+        why = "layer stream off" if wanted_tokens == 0 else "layer stream auto: not worth a window"
+        return f"{why}: R = {stream.regular_tokens}, W = 0"
+    times = stream.total_tokens / plan.resident_tokens
+    return (
+        f"with a layer stream: R = {stream.regular_tokens}, W = {stream.window_tokens}, contexts "
+        f"of {stream.total_tokens} tokens ({times:.2f} times as long)"
     )
 
 

@@ -42,9 +42,11 @@ def add_parser(subparsers: Any) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     # Imported here: the other subcommands have no use for them.
-    from swiftcache_tier.cluster.commands import waves
+    from swiftcache_tier.cluster.commands import check_settings, waves
     from swiftcache_tier.cluster.config import add_server_args, read_cluster_file
     from swiftcache_tier.cluster.environment import apply_environment, cluster_of_environment
+    from swiftcache_tier.cluster.memory import check_memory
+    from swiftcache_tier.cluster.names import check_names
     from swiftcache_tier.cluster.ports import check_ports
     from swiftcache_tier.cluster.supervisor import supervise
     from swiftcache_tier.control.runtime_dir import check_runtime_dir, ensure_runtime_dir
@@ -55,10 +57,14 @@ def run(arguments: argparse.Namespace) -> int:
         cluster = apply_environment(read_cluster_file(arguments.file), os.environ)
     cluster, more_args = add_server_args(cluster, arguments.server_args)
     groups = waves(cluster, arguments.runtime_dir, more_args)
+    members = [member for group in groups for member in group]
+    check_settings(members)
     check_runtime_dir(arguments.runtime_dir)
     check_ports(cluster)
+    check_names(cluster, arguments.runtime_dir)
+    check_memory(cluster, arguments.runtime_dir)
     if arguments.dry_run:
-        for member in (member for group in groups for member in group):
+        for member in members:
             print(member.line)
         return 0
     ensure_runtime_dir(arguments.runtime_dir)

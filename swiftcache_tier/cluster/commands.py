@@ -5,16 +5,19 @@ from __future__ import annotations
 import os
 import shlex
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
 from swiftcache_tier.cluster.config import ClusterFile, ServerEntry, split_args
 from swiftcache_tier.control.runtime_dir import DonorPaths, donor_paths
+from swiftcache_tier.errors import SwiftCacheError
+from swiftcache_tier.log_format import json_wanted
+from swiftcache_tier.settings import Settings
 
 SWIFTCACHE = (sys.executable, "-m", "swiftcache_tier")
 LAUNCH_SERVER = (sys.executable, "-m", "sglang.launch_server")
-_EVERY_ADDRESS = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}
+_EVERY_ADDRESS = {"0.0.0.0": "127.0.0.1", "::": "::1"}
 
 
 class Member(NamedTuple):
@@ -89,7 +92,19 @@ def _server(
     command += split_args(cluster.args, "args") + split_args(server.args, name) + [*more_args]
     env = {"SWIFTCACHE_RUNTIME_DIR": str(runtime_dir), **cluster.env, **server.env}
     host = _EVERY_ADDRESS.get(cluster.host, cluster.host)
-    return Member(name, tuple(command), env, f"http://{host}:{server.port}")
+    place = f"[{host}]" if ":" in host else host
+    return Member(name, tuple(command), env, f"http://{place}:{server.port}")
+
+
+def check_settings(members: Iterable[Member]) -> None:
+    """Raises SwiftCacheError for a member whose environment has what is no setting, or no value."""
+    for member in members:
+        environ = environment(member)
+        try:
+            Settings.from_env(environ)
+            json_wanted(environ)
+        except SwiftCacheError as error:
+            raise SwiftCacheError(f"environment of {member.name!r}: {error}") from None
 
 
 def environment(member: Member) -> dict[str, str]:

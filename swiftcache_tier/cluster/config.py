@@ -14,6 +14,7 @@ from msgspec.structs import replace
 
 from swiftcache_tier.cluster.entries import Entry, load_yaml, read_entry
 from swiftcache_tier.control.messages import NAME_FORM, NAME_PATTERN
+from swiftcache_tier.control.runtime_dir import engine_donor_name
 from swiftcache_tier.errors import SwiftCacheError
 from swiftcache_tier.sizes import parse_size
 from swiftcache_tier.spec import parse_specs
@@ -159,6 +160,11 @@ def check_cluster(cluster: ClusterFile) -> ClusterFile:
                 f"servers {taken[port]!r} and {name!r} both have port {port}: give each its own"
             )
         taken[port] = name
+        if server.lends and engine_donor_name(port) in cluster.donors:
+            raise SwiftCacheError(
+                f"donor {engine_donor_name(port)!r} has the name under which server {name!r} "
+                f"lends, by its port: give the donor another"
+            )
         servers[name] = replace(server, port=port)
     return replace(cluster, servers=servers)
 
@@ -242,8 +248,10 @@ def _check_server(name: str, server: ServerEntry) -> None:
 
 def _check_args(words: list[str], where: str) -> None:
     for flag in (word.partition("=")[0] for word in words):
-        if flag in _NOT_IN_ARGS:
-            raise SwiftCacheError(f"{where}: {flag} cannot be among them: {_NOT_IN_ARGS[flag]}")
+        for owned, instead in _NOT_IN_ARGS.items():
+            # argparse takes any beginning of a flag that no other flag has
+            if len(flag) > len("--") and owned.startswith(flag):
+                raise SwiftCacheError(f"{where}: {flag} cannot be among them: {instead}")
 
 
 def _check_env(env: dict[str, str], where: str) -> None:

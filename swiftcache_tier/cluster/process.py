@@ -80,7 +80,7 @@ class MemberProcess:
     async def is_serving(self, settings: Settings) -> bool:
         """Whether it answers: a server on /health with 200, a donor with its status."""
         if not self.ready:
-            self.ready = await asyncio.to_thread(_answers, self.member, settings)
+            self.ready = await asyncio.to_thread(_answers, self.member, self.pid, settings)
         return self.ready
 
     async def end(self, grace_s: float, at_once: asyncio.Event) -> list[int]:
@@ -136,12 +136,14 @@ class MemberProcess:
             self._forward(self.member.name, text)
 
 
-def _answers(member: Member, settings: Settings) -> bool:
+def _answers(member: Member, pid: int, settings: Settings) -> bool:
     if not isinstance(member.ready, str):
         try:
-            return query_status(member.ready, settings).state == "serving"
+            reply = query_status(member.ready, settings)
         except SwiftCacheError:
             return False
+        # A donor that somebody else started may have the name.
+        return reply.state == "serving" and reply.pid in {own.pid for own in members(pid)}
     try:
         health = f"{member.ready}/health"
         with _WITHOUT_PROXY.open(health, timeout=settings.status_timeout_s) as answer:

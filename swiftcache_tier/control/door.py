@@ -67,6 +67,22 @@ def clear_door(paths: DonorPaths, *, lock_timeout_s: float) -> bool:
     return is_vacant
 
 
+def check_vacant(paths: DonorPaths, name_flag: str = "--name") -> None:
+    """Raises SwiftCacheError when a live donor has the name, chosen with `name_flag`."""
+    try:
+        connect_door(paths).close()
+    except NoDonor as error:
+        if not error.is_vacant:
+            raise SwiftCacheError(
+                f"donor name {paths.name!r} is taken: {error}; choose another with {name_flag}"
+            ) from error
+    else:
+        raise SwiftCacheError(
+            f"donor name {paths.name!r} is taken by a donor that runs at {paths.door}: choose "
+            f"another with {name_flag}, or end that donor"
+        )
+
+
 def connect_door(paths: DonorPaths) -> socket.socket:
     """A non-blocking connection to the donor's door. Raises NoDonor when nobody listens."""
     with ExitStack() as on_failure:
@@ -90,18 +106,7 @@ def _is_vacant(paths: DonorPaths) -> bool:
 
 
 def _listen(paths: DonorPaths, backlog: int, mode: int, name_flag: str) -> socket.socket:
-    try:
-        connect_door(paths).close()
-    except NoDonor as error:
-        if not error.is_vacant:
-            raise SwiftCacheError(
-                f"donor name {paths.name!r} is taken: {error}; choose another with {name_flag}"
-            ) from error
-    else:
-        raise SwiftCacheError(
-            f"donor name {paths.name!r} is taken by a donor that runs at {paths.door}: choose "
-            f"another with {name_flag}, or end that donor"
-        )
+    check_vacant(paths, name_flag)
     leave_door(paths)
     door = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     try:
@@ -132,8 +137,8 @@ def _why_not(paths: DonorPaths, number: int | None, problem: str) -> str:
             )
         case errno.ECONNREFUSED:
             return (
-                f"the donor at {paths.spec} has ended and left its socket behind: start it again "
-                f"or name one that `swiftcache status` lists"
+                f"the donor at {paths.spec} has ended and left its sockets behind: start it again "
+                f"(a server that lends: on its port), or delete {paths.door} and {paths.control}"
             )
         case errno.EPROTOTYPE | errno.ENOTSOCK:
             return f"{paths.door} is no donor's socket: name one that `swiftcache status` lists"

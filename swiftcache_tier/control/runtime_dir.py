@@ -93,6 +93,11 @@ def donor_paths(runtime_dir: Path, name: str) -> DonorPaths:
     return donor_paths_at(runtime_dir / name)
 
 
+def engine_donor_name(port: int) -> str:
+    """Of the donor in a server on `port` that lends its own memory."""
+    return f"engine-{port}"
+
+
 def donor_paths_at(path: Path) -> DonorPaths:
     """Sockets of the donor at `path`, as in an `ipc://` SPEC. Raises SwiftCacheError."""
     paths = _paths(path)

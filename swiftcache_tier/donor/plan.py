@@ -66,19 +66,8 @@ def plan_donor(
     Makes the runtime directory and nothing else. Raises SwiftCacheError for what cannot be.
     """
     arena = arena_for(device)
-    extent_bytes = extent_bytes or settings.extent_bytes
-    if extent_bytes % arena.granularity_bytes:
-        raise SwiftCacheError(
-            f"extent size of {extent_bytes} bytes: expected a multiple of "
-            f"{arena.granularity_bytes} bytes for device {device}; set --extent-size or "
-            f"SWIFTCACHE_EXTENT_BYTES, as in 64MiB"
-        )
-    extents = size_bytes // extent_bytes
-    if extents == 0:
-        raise SwiftCacheError(
-            f"size {format_size(size_bytes)} is less than one extent: lend at least "
-            f"{format_size(extent_bytes)}, or choose smaller extents with --extent-size"
-        )
+    if extent_bytes is None:
+        extent_bytes = settings.extent_bytes
     available_bytes = lendable_bytes(arena, runtime_dir, settings)
     if name is not None and size_bytes > available_bytes:
         paths = donor_paths(runtime_dir, name)
@@ -89,6 +78,49 @@ def plan_donor(
                 settings,
                 wanted_bytes=size_bytes,
             )
+    extents = check_size(
+        device=device,
+        size_bytes=size_bytes,
+        extent_bytes=extent_bytes,
+        granularity_bytes=arena.granularity_bytes,
+        available_bytes=available_bytes,
+        settings=settings,
+    )
+    open_files = _open_files(extents, settings)
+    allowed_uids = frozenset({os.geteuid(), 0}) | uids_of(allow_users)
+    ensure_runtime_dir(runtime_dir)
+    paths = donor_paths(
+        runtime_dir, f"{device.replace(':', '')}-{os.getpid()}" if name is None else name
+    )
+    return DonorPlan(arena, paths, extent_bytes, extents, allowed_uids, owner, open_files)
+
+
+def check_size(
+    *,
+    device: str,
+    size_bytes: int,
+    extent_bytes: int,
+    granularity_bytes: int,
+    available_bytes: int,
+    settings: Settings,
+) -> int:
+    """How many extents a donor of `size_bytes` has, on a device that has `available_bytes` to give.
+
+    Raises SwiftCacheError for sizes that do not fit the device, each other or the limits.
+    """
+    if extent_bytes % granularity_bytes or extent_bytes == 0:
+        raise SwiftCacheError(
+            f"extent size of {extent_bytes} bytes: expected a positive multiple of "
+            f"{granularity_bytes} bytes for device {device}; set --extent-size or "
+            f"SWIFTCACHE_EXTENT_BYTES, as in 64MiB"
+        )
+    extents = size_bytes // extent_bytes
+    if extents == 0:
+        raise SwiftCacheError(
+            f"size {format_size(size_bytes)} is less than one extent: lend at least "
+            f"{format_size(extent_bytes)}, or choose smaller extents with --extent-size or "
+            f"SWIFTCACHE_EXTENT_BYTES"
+        )
     if size_bytes > available_bytes:
         raise SwiftCacheError(
             f"size {format_size(size_bytes)} is over what device {device} has to give: "
@@ -98,14 +130,16 @@ def plan_donor(
     if extents > EXTENTS_MAX:
         raise SwiftCacheError(
             f"{format_size(size_bytes)} are {extents} extents of {format_size(extent_bytes)}, and "
-            f"a donor has at most {EXTENTS_MAX}: choose larger ones with --extent-size"
+            f"a donor has at most {EXTENTS_MAX}: choose larger ones with --extent-size or "
+            f"SWIFTCACHE_EXTENT_BYTES"
         )
-    open_files = _open_files(extents, settings)
-    _require_open_files(open_files, extents, extent_bytes, "--extent-size")
-    allowed_uids = frozenset({os.geteuid(), 0}) | uids_of(allow_users)
-    ensure_runtime_dir(runtime_dir)
-    paths = donor_paths(runtime_dir, name or f"{device.replace(':', '')}-{os.getpid()}")
-    return DonorPlan(arena, paths, extent_bytes, extents, allowed_uids, owner, open_files)
+    _require_open_files(
+        _open_files(extents, settings),
+        extents,
+        extent_bytes,
+        "--extent-size or SWIFTCACHE_EXTENT_BYTES",
+    )
+    return extents
 
 
 def plan_pool_donor(memory: PoolMemory, paths: DonorPaths, settings: Settings) -> DonorPlan:

@@ -23,6 +23,7 @@ from swiftcache_tier.stream.sizing import (
     SLOT_OVERHEAD_BYTES,
     StreamPlan,
     StreamShape,
+    donor_blocks,
     plan_auto,
     plan_window,
     unit_tokens_of,
@@ -99,10 +100,11 @@ def plan_memory(
 ) -> MemoryPlan:
     """What `receiver` gets of `local_bytes` for KV on its GPU and of the donors wished for.
 
-    `window_tokens` is W, None what `--swiftcache-layer-stream auto` takes for contexts of
-    `context_tokens`, None those of the receiver. Raises SwiftCacheError where a donor has not one
-    extent or block, the window is larger than the donors, no memory is left for regular slots, or
-    nobody says how long contexts are.
+    `window_tokens` is W, 0 for no layer stream, None what `--swiftcache-layer-stream auto` takes
+    for contexts of `context_tokens`, None those of the receiver. Where `auto` finds no window worth
+    having, R is the whole pool, as without a layer stream. Raises SwiftCacheError where a donor has
+    not one extent or block, the window is larger than the donors, no memory is left for regular
+    slots, or nobody says how long contexts are.
     """
     donors = tuple(_plan_donor(receiver, wish, wanted_extent_bytes) for wish in wishes)
     donated = [donor.lease.lease_bytes for donor in donors]
@@ -115,7 +117,16 @@ def plan_memory(
         unit_tokens=unit_tokens_of(GPU_PAGE_BYTES, kv.page_tokens, (row_bytes, row_bytes)),
         slot_overhead_bytes=SLOT_OVERHEAD_BYTES,
     )
-    if window_tokens is not None:
+    resident_tokens = local_bytes // kv.page_bytes * kv.page_tokens
+    no_window = StreamPlan(shape, resident_tokens, 0, donor_blocks(donated, shape))
+    if window_tokens == 0:
+        if not resident_tokens:
+            raise SwiftCacheError(
+                f"{format_size(local_bytes)} for KV hold not one block of "
+                f"{format_size(kv.page_bytes)}: give --memory more"
+            )
+        stream = no_window
+    elif window_tokens is not None:
         stream = plan_window(window_tokens, local_bytes, donated, shape)
     else:
         context = context_tokens or receiver.context_tokens
@@ -125,13 +136,15 @@ def plan_memory(
                 f"long contexts are with --context TOKENS"
             )
         stream = plan_auto(local_bytes, donated, context, shape)
+        # As servers do: slots of a window cost more than they bring where donors back few of them.
+        if stream.total_tokens <= resident_tokens:
+            stream = no_window
     if stream.streamed_blocks < stream.window_pages:
         raise SwiftCacheError(
             f"a window of {stream.window_tokens} tokens needs {format_size(stream.donated_bytes)} "
             f"of donors, which lend {sum(stream.blocks)} blocks of {format_size(kv.page_bytes)}: "
             f"ask for a smaller window or more donors"
         )
-    resident_tokens = local_bytes // kv.page_bytes * kv.page_tokens
     return MemoryPlan(receiver, local_bytes, donors, resident_tokens, stream)
 
 

@@ -239,6 +239,15 @@ def test_a_runtime_dir_of_another_user(
     assert str(runtime_dir) in line
 
 
+def test_an_empty_runtime_dir_is_not_the_current_folder(
+    tiny_model: Path, runtime_dir: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    argv = command_line(tiny_model, runtime_dir, "--swiftcache-donors")
+    argv[argv.index("--swiftcache-runtime-dir") + 1] = ""
+    line = refusal(capsys, argv)
+    assert "--swiftcache-runtime-dir is empty: expected a folder" in line
+
+
 def test_a_runtime_dir_without_donors_has_no_effect_and_says_so(
     tiny_model: Path, runtime_dir: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -88,9 +88,20 @@ def test_a_model_beside_the_file_is_found_from_anywhere(read: Read, tmp_path: Pa
     assert cluster.servers["a"].model == str(tmp_path / "model")
 
 
-def test_a_server_for_the_whole_network_is_asked_on_this_machine(read: Read) -> None:
-    (member,) = members(read("{host: 0.0.0.0, servers: {a: {model: m}}}")).values()
-    assert member.ready == "http://127.0.0.1:8000"
+@pytest.mark.parametrize(
+    ("host", "url"),
+    [
+        ("0.0.0.0", "http://127.0.0.1:8000"),
+        ("::", "http://[::1]:8000"),
+        ("::1", "http://[::1]:8000"),
+        ("fd00::5", "http://[fd00::5]:8000"),
+        ("localhost", "http://localhost:8000"),
+    ],
+)
+def test_where_a_server_is_asked_is_a_url_of_this_machine(read: Read, host: str, url: str) -> None:
+    (member,) = members(read(f"{{host: '{host}', servers: {{a: {{model: m}}}}}}")).values()
+    assert member.command[3:5] == ("--host", host)
+    assert member.ready == url
 
 
 @pytest.mark.parametrize("flags", ["--host 10.0.0.5 --x", "--x --host=10.0.0.5"])
@@ -158,6 +169,9 @@ def test_a_host_for_all_servers_is_where_they_are_asked(read: Read, flags: str) 
         ("servers: {a: {model: m, args: '--x \"'}}", ["'a'", "split"]),
         ("{args: '\"', servers: {a: {model: m}}}", ["args", "split"]),
         ("servers: {a: {model: m, args: --port 9}}", ["'a': args: --port cannot", "a port: "]),
+        ("servers: {a: {model: m, args: --por 9}}", ["'a': args: --por cannot", "a port: "]),
+        ("servers: {a: {model: m, args: --hos=h}}", ["'a': args: --hos cannot", "a host: "]),
+        ("{args: --swiftcache-run /x, servers: {a: {model: m}}}", ["the --runtime-dir"]),
         ("{args: --host=0.0.0.0, servers: {a: {model: m}}}", ["args: --host cannot", "a host: "]),
         ("{args: --swiftcache-runtime-dir /x, servers: {a: {model: m}}}", ["the --runtime-dir"]),
         ("servers: {a: {model: m, env: {SWIFTCACHE_RUNTIME_DIR: /x}}}", ["'a': env", "not meet"]),
@@ -168,6 +182,13 @@ def test_a_host_for_all_servers_is_where_they_are_asked(read: Read, flags: str) 
         ("servers: {a: {model: m, role: donor, donate: 1.5}}", ["'a'", "1.5"]),
         ("servers: {a: {model: m, role: donor, donate: much}}", ["'a'", "'much'"]),
         ("{donors: {a: {device: host, size: 1GiB}}, servers: {a: {model: m}}}", ["'a'"]),
+        (
+            (
+                "donors: {engine-80: {device: host, size: 1GiB}}\n"
+                "servers: {a: {model: m, role: donor, port: 80}}"
+            ),
+            ["donor 'engine-80' has the name", "server 'a'", "give the donor another"],
+        ),
         ("donors: {d: {device: gpu1, size: 1GiB}}", ["donor 'd': device: ", "cuda:1, got 'gpu1'"]),
         ("donors: {d: {device: host, size: 1}}", ["donor 'd': size: expected", "40GiB, got 1"]),
         ("donors: {d: {device: host}}", ["donor 'd': size: expected", "got nothing"]),

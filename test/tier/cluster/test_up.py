@@ -2,20 +2,35 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+import json
+import os
 import signal
 import socket
 import subprocess
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 from tier.cluster.conftest import Up, running
 
-from support.processes import free_port, wait_until
+from support.processes import end_tree, free_port, wait_until
+from swiftcache_tier.cluster.commands import SWIFTCACHE, Member
+from swiftcache_tier.cluster.process import MemberProcess
+from swiftcache_tier.control.query import query_status
+from swiftcache_tier.control.runtime_dir import donor_paths
+from swiftcache_tier.memory import available_host_bytes
+from swiftcache_tier.settings import Settings
 
 Start = Callable[[str], Up]
 
 DEADLINE_S = 60.0
+TESTS = Path(__file__).resolve().parents[2]
+FAKE_GPUS = TESTS / "tier" / "control" / "fake_gpus"
+SLEEPER = (sys.executable, "-c", "import time; time.sleep(3600)")
 
 
 def server(name: str, port: int, flags: str = "", more: str = "") -> str:
@@ -167,6 +182,126 @@ def test_servers_end_when_nobody_reads_their_lines(
     piped.stdout.close()
     assert piped.wait(DEADLINE_S) == 0
     assert running(up.pids()) == set()
+
+
+@pytest.fixture
+def others_donor(environment: dict[str, str], tmp_path: Any) -> Iterator[Callable[[str], int]]:
+    """Start a donor of that name that is not the cluster's; its process id."""
+    with contextlib.ExitStack() as at_end:
+
+        def start(name: str) -> int:
+            process = subprocess.Popen(
+                [*SWIFTCACHE, "donor", "--device", "host", "--size", "64MiB", "--name", name],
+                env=environment,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+            )
+            at_end.callback(end_tree, process)
+            assert process.stdout is not None
+            assert process.stdout.readline(), "it says that it is ready"
+            return process.pid
+
+        yield start
+
+
+@pytest.mark.parametrize("flags", [(), ("--dry-run",)])
+@pytest.mark.parametrize("kind", ["donors", "servers"])
+def test_a_name_that_a_live_donor_has_is_said_before_anything_starts(
+    swiftcache_up: Any,
+    others_donor: Callable[[str], int],
+    ports: list[int],
+    tmp_path: Any,
+    kind: str,
+    flags: tuple[str, ...],
+) -> None:
+    port = ports[0]
+    if kind == "donors":
+        name, who, text = "ada", "donor 'ada'", "donors: {ada: {device: host, size: 16MiB}}"
+    else:
+        name, who = f"engine-{port}", "server 'code'"
+        text = "servers:\n" + server("code", port, "", ", role: donor")
+    others_donor(name)
+    (tmp_path / "c.yaml").write_text(text)
+    done = swiftcache_up(tmp_path / "c.yaml", *flags)
+    assert done.returncode == 2
+    assert done.stdout == ""
+    assert done.stderr.count("\n") == 1
+    assert f"{who}: donor name {name!r} is taken by a donor that runs" in done.stderr
+    assert "end that donor" in done.stderr
+
+
+def test_only_the_donor_that_was_started_counts_as_ready(
+    others_donor: Callable[[str], int], tmp_path: Any
+) -> None:
+    pid = others_donor("ada")
+    paths = donor_paths(tmp_path / "runtime", "ada")
+    assert query_status(paths, Settings()).pid == pid
+
+    async def is_serving() -> bool:
+        process = MemberProcess(Member("ada", SLEEPER, {}, paths), lambda *_: None)
+        await process.start()
+        try:
+            return await process.is_serving(Settings())
+        finally:
+            await process.end(DEADLINE_S, asyncio.Event())
+
+    assert asyncio.run(is_serving()) is False
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("donors: {d: {device: host, size: 100TiB}}", ["'d': size 100 TiB is over", "available"]),
+        ("donors: {d: {device: host, size: 1MiB}}", ["'d': size 1 MiB", "at least 64 MiB"]),
+        ("donors: {d: {device: 'cuda:4095', size: 1GiB}}", ["donor 'd': "]),
+        (
+            "{env: {SWIFTCACHE_BOGUS: '1'}, donors: {d: {device: host, size: 64MiB}}}",
+            ["of 'd': ", "SWIFTCACHE_BOGUS is not known"],
+        ),
+        (
+            "servers: {a: {model: m, env: {SWIFTCACHE_HEARTBEAT_S: soon}}}",
+            ["of 'a': SWIFTCACHE_HEARTBEAT_S is 'soon': expected a number"],
+        ),
+        (
+            "servers: {a: {model: m, env: {SWIFTCACHE_LOG_FORMAT: yaml}}}",
+            ["of 'a': SWIFTCACHE_LOG_FORMAT is 'yaml': expected"],
+        ),
+    ],
+)
+@pytest.mark.parametrize("flags", [(), ("--dry-run",)])
+def test_what_cannot_work_is_said_before_anything_starts(
+    swiftcache_up: Any, tmp_path: Any, text: str, said: list[str], flags: tuple[str, ...]
+) -> None:
+    (tmp_path / "c.yaml").write_text(text)
+    done = swiftcache_up(tmp_path / "c.yaml", *flags)
+    assert done.returncode == 2
+    assert done.stdout == ""
+    assert done.stderr.count("\n") == 1
+    for words in said:
+        assert words in done.stderr
+
+
+def test_a_gpu_is_asked_before_anything_starts(
+    swiftcache_up: Any, environment: dict[str, str], tmp_path: Any
+) -> None:
+    search_path = os.pathsep.join([str(FAKE_GPUS), str(TESTS), environment["PYTHONPATH"]])
+    env = {"PYTHONPATH": search_path, "FAKE_GPUS": "2", "FAKE_GPU_MEMORY": str(tmp_path)}
+    codes = {}
+    for size in ("5GiB", "7GiB"):
+        (tmp_path / "c.yaml").write_text(f"donors: {{d: {{device: 'cuda:1', size: {size}}}}}")
+        done = swiftcache_up(tmp_path / "c.yaml", "--dry-run", **env)
+        codes[size] = done.returncode
+    assert codes == {"5GiB": 0, "7GiB": 2}
+    assert "donor 'd': size 7 GiB is over what device cuda:1 has to give: 6 GiB" in done.stderr
+
+
+def test_donors_share_the_memory_of_their_device(swiftcache_up: Any, tmp_path: Any) -> None:
+    most_of_it = {"device": "host", "size": str(int(available_host_bytes() * 0.6))}
+    text = json.dumps({"donors": {"ada": most_of_it, "bob": most_of_it}})
+    (tmp_path / "c.yaml").write_text(text)
+    done = swiftcache_up(tmp_path / "c.yaml", "--dry-run", SWIFTCACHE_EXTENT_BYTES="256MiB")
+    assert done.returncode == 2
+    assert "donor 'bob': size" in done.stderr
 
 
 @pytest.mark.parametrize("flags", [(), ("--dry-run",)])

@@ -47,6 +47,14 @@ def test_donors_that_do_not_lend_are_left_out(
     assert "left out: bob is stale" in ended.stderr
 
 
+def test_a_size_of_less_than_a_block_is_refused(swiftcache: Any) -> None:
+    for size in ("0", "1023KiB"):
+        ended = swiftcache("bench", "--size", size)
+        assert ended.returncode == 2
+        (line,) = ended.stderr.splitlines()
+        assert "is less than one block: expected 1 MiB or more" in line
+
+
 def test_without_a_donor_it_says_how_to_start_one(swiftcache: Any) -> None:
     ended = swiftcache("bench")
     assert ended.returncode == 2

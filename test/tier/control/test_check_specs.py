@@ -105,7 +105,7 @@ def test_a_donor_that_has_ended(complaint: Any, start_donor: Any) -> None:
     donor = start_donor("a", "1MiB")
     donor.signal(signal.SIGKILL)
     donor.wait()
-    assert "has ended and left its socket behind" in complaint(donor.spec)
+    assert "has ended and left its sockets behind" in complaint(donor.spec)
 
 
 def test_a_donor_that_is_ending(complaint: Any, start_donor: Any, start_tier: Any) -> None:

@@ -42,6 +42,7 @@ def test_what_is_no_command_is_said_in_one_line(swiftcache: Any, words: list[str
         (["plan", "--pairs", "--context", "0"], ["--context: '0': expected a whole number"]),
         (["donor", "--owner-pid", "me"], ["--owner-pid: 'me': expected a whole number"]),
         (["drain", "a", "--wait", "long"], ["--wait: 'long': expected seconds"]),
+        (["status", "--runtime-dir", ""], ["--runtime-dir: '': expected a folder", "default"]),
         (["limit", "a", "little"], ["SIZE: 'little' is not a size", "40GiB"]),
     ],
 )
@@ -111,7 +112,9 @@ def test_a_donor_logs_comings_and_goings_in_numbers(start_donor: Any, start_tier
         (["--size", "100TiB"], ["100 TiB", "available"]),
         (["--size", "512KiB"], ["at least 1 MiB", "--extent-size"]),
         (["--size", "2MiB", "--extent-size", "1000"], ["multiple of 4096"]),
+        (["--size", "2MiB", "--extent-size", "0"], ["extent size of 0", "positive multiple"]),
         (["--size", "2MiB", "--name", "a/b"], ["'a/b'", "expected"]),
+        (["--size", "2MiB", "--name", ""], ["donor name ''", "expected"]),
         (["--size", "2MiB", "--allow-user", "nobody-has-this-name"], ["nobody-has-this-name"]),
         (["--size", "2MiB", "--owner-pid", "999999999"], ["999999999", "--owner-pid"]),
         (["--size", "2MiB", "--runtime-dir", "/proc/nowhere"], ["/proc/nowhere"]),
@@ -256,7 +259,14 @@ def test_status_shows_stale_and_stuck_donors(
     assert states == {"killed": "stale", "stuck": "unresponsive", "well": "serving"}
     table = swiftcache("status", env=impatient).stdout
     assert "killed: the donor at" in table
+    assert "start it again (a server that lends: on its port), or delete" in table
+    for path in killed.paths:
+        assert str(path) in table
     assert "has not answered for 0.5 s" in table
+    for path in killed.paths:
+        path.unlink()
+    listed = json.loads(swiftcache("status", "--json", env=impatient).stdout)["donors"]
+    assert {donor["name"] for donor in listed} == {"stuck", "well"}
 
 
 def test_status_of_a_folder_that_is_not_safe(swiftcache: Any, tmp_path: Path) -> None:

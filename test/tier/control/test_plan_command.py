@@ -47,7 +47,27 @@ def test_auto_takes_no_window_that_no_context_asks_for(plan: Any) -> None:
     short = json.loads(plan(*words, "--context", "40960").stdout)
     assert (short["W"], short["N_LSC"]) == (0, 0)
     long = json.loads(plan(*words, "--context", "131072").stdout)
-    assert long["R"] + long["W"] > long["resident_tokens"] > short["R"]
+    assert long["R"] + long["W"] > long["resident_tokens"] == short["R"]
+
+
+def test_a_window_that_is_not_worth_having_is_not_planned(plan: Any) -> None:
+    words = ["--receiver", "Qwen3-32B", "--memory", "20GiB", "--donor", "host=8GiB"]
+    document = json.loads(plan(*words, "--json").stdout)
+    assert (document["R"], document["W"], document["N_LSC"]) == (81920, 0, 0)
+    assert (document["resident_tokens"], document["N_RC"]) == (81920, 5120)
+    assert document["prefix_tokens"] == 2048 * 16
+    text = plan(*words).stdout
+    assert "auto: not worth a window: R = 81920, W = 0" in text
+    assert "times as long" not in text
+
+
+def test_a_plan_without_a_layer_stream(plan: Any) -> None:
+    # auto would take a window here
+    words = ["--receiver", "Qwen3-8B", "--memory", "3GiB", "--donor", "host=40GiB"]
+    document = json.loads(plan(*words, "--json", "--layer-stream", "off").stdout)
+    assert document["W"] == 0
+    assert document["R"] == document["resident_tokens"]
+    assert "layer stream off: R = " in plan(*words, "--layer-stream", "off").stdout
 
 
 def test_the_longest_context_is_the_models_own_unless_told(plan: Any, tmp_path: Path) -> None:
@@ -76,6 +96,8 @@ def test_pairs_of_chosen_models(plan: Any) -> None:
     ("words", "said"),
     [
         ([], ["--receiver", "--pairs"]),
+        (["--pairs", "Qwen3-8B,page=3"], ["page=3'", "power of two"]),
+        (["--pairs", "Qwen3-8B,tp=999"], ["tp=999'", "8 KV heads", "999 ranks"]),
         (["--receiver", "Qwen3-8B"], ["--memory"]),
         (["--receiver", "Qwen9", "--memory", "1GiB", "--donor", "host=1GiB"], ["'Qwen9'"]),
         (["--receiver", "Qwen3-8B", "--memory", "1GiB", "--donor", "toaster"], ["'toaster'"]),
@@ -99,7 +121,15 @@ def test_pairs_of_chosen_models(plan: Any) -> None:
         ),
         (
             ["--receiver", "Qwen3-8B", "--memory=1GiB", "--donor=host=1GiB", "--layer-stream=x"],
-            ["'x'", "TOKENS"],
+            ["'x'", "expected off, auto or TOKENS"],
+        ),
+        (
+            ["--receiver", "Qwen3-8B", "--memory=1GiB", "--donor=host=1GiB", "--layer-stream=0"],
+            ["'0'", "TOKENS over 0"],
+        ),
+        (
+            ["--receiver=Qwen3-8B", "--memory=1MiB", "--donor=host=1GiB", "--layer-stream=off"],
+            ["1 MiB", "not one block of 2.3 MiB", "--memory"],
         ),
     ],
 )

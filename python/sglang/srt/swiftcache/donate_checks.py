@@ -17,7 +17,7 @@ from sglang.srt.swiftcache.conflicts import (
     Conflict,
     is_power_of_two,
 )
-from swiftcache_tier.control.runtime_dir import DonorPaths, donor_paths
+from swiftcache_tier.control.runtime_dir import DonorPaths, donor_paths, engine_donor_name
 from swiftcache_tier.donor.water import WaterMarks
 from swiftcache_tier.errors import SwiftCacheError
 from swiftcache_tier.log_format import json_wanted
@@ -126,7 +126,7 @@ def own_donor(args: Any) -> DonorPaths | None:
     """Where this server lends; None if it does not."""
     if not is_on(args):
         return None
-    return donor_paths(Path(args.swiftcache_runtime_dir), f"engine-{args.port}")
+    return donor_paths(Path(args.swiftcache_runtime_dir), engine_donor_name(args.port))
 
 
 def water_marks(args: Any) -> WaterMarks:

@@ -140,6 +140,11 @@ def normalize(args: Any) -> None:
         donors = []
     args.swiftcache_donors = donors
     if args.swiftcache_runtime_dir is not None:
+        if not str(args.swiftcache_runtime_dir):
+            raise SwiftCacheError(
+                "--swiftcache-runtime-dir is empty: expected a folder; drop the flag for the "
+                "default"
+            )
         # the scheduler process may run elsewhere
         args.swiftcache_runtime_dir = str(Path(args.swiftcache_runtime_dir).absolute())
     if args.swiftcache_io_backend not in IO_BACKENDS:

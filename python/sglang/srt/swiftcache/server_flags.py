@@ -26,8 +26,8 @@ DONORS_HELP = (
     "of this server's own), 'ipc:///path/of/a/donor' (one that runs)."
 )
 RUNTIME_DIR_HELP = (
-    "Directory in which SwiftCache donors and receivers meet. Default: $SWIFTCACHE_RUNTIME_DIR, "
-    "else $XDG_RUNTIME_DIR/swiftcache, else /tmp/swiftcache-UID."
+    "Directory in which SwiftCache donors and receivers meet; an empty one is refused. Default: "
+    "$SWIFTCACHE_RUNTIME_DIR, else $XDG_RUNTIME_DIR/swiftcache, else /tmp/swiftcache-UID."
 )
 IO_BACKEND_HELP = (
     "What moves KV between this GPU and donors: 'kernel' (on the SMs), 'copy' (the copy engines) "
