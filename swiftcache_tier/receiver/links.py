@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import itertools
 import logging
 from collections.abc import Callable, Collection, Sequence
@@ -26,6 +27,7 @@ from swiftcache_tier.extents import HostArena, JoinedAddressRange, Window
 from swiftcache_tier.receiver.discovery import Discovery, identity_of
 from swiftcache_tier.receiver.events import DonorJoined, DonorLost, Event
 from swiftcache_tier.receiver.greeting import Greeting, greet
+from swiftcache_tier.receiver.kept import KeptDonor
 from swiftcache_tier.receiver.lent import LentExtents
 from swiftcache_tier.receiver.link import DonorLink, LinkState
 from swiftcache_tier.receiver.owned import OwnedDonor, owned_donor_paths
@@ -81,7 +83,7 @@ class Links:
         self._joining: set[Path] = set()
         self._silent: set[Path] = set()
         """Doors where something listens that gave no answer, and about which that was logged."""
-        self._owned: list[OwnedDonor] = []
+        self._owned: list[KeptDonor] = []
         self._progress_of_ended = 0
 
     def link(self, key: int) -> DonorLink | None:
@@ -123,6 +125,7 @@ class Links:
         for attempt in self._attempts:
             attempt.cancel()
         await asyncio.gather(*self._attempts, return_exceptions=True)
+        await asyncio.gather(*(donor.let_go() for donor in self._owned))
         for link in self._links.values():
             link.leave()
         tasks = list(self._link_tasks)
@@ -177,18 +180,15 @@ class Links:
         ensure_runtime_dir(self._runtime_dir)
         paths = owned_donor_paths(device, self._runtime_dir)
         self._joining.add(paths.door)
-        donor = OwnedDonor(device, size_bytes, window.granularity_bytes, paths, self._settings)
+        start = functools.partial(
+            OwnedDonor, device, size_bytes, window.granularity_bytes, paths, self._settings
+        )
+        donor = KeptDonor(start, self._settings)
         self._owned.append(donor)
-        try:
-            async with asyncio.timeout_at(deadline_s):
-                await donor.ready()
-        except TimeoutError:
-            raise SwiftCacheError(
-                f"donor SPEC {spec}: the donor did not start within "
-                f"{self._settings.join_timeout_s:g} s; raise SWIFTCACHE_JOIN_TIMEOUT_S if this "
-                f"machine is slow"
-            ) from None
+        await donor.ready(deadline_s)
         await self._require(await self._open(paths), spec)
+        self._discovery.expect(paths)
+        donor.keep()
 
     async def _require(self, link: DonorLink, spec: str) -> None:
         """Wait for all that the donor means to grant; raise SwiftCacheError if it is nothing.
