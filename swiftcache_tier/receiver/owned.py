@@ -33,6 +33,15 @@ def owned_donor_paths(device: str, runtime_dir: Path) -> DonorPaths:
     return donor_paths(runtime_dir, name)
 
 
+def owned_extent_bytes(size_bytes: int, granularity_bytes: int, settings: Settings) -> int:
+    """Of a donor of that size: the usual, or one smaller extent where that is more.
+
+    `granularity_bytes`: what extents of its device are multiples of.
+    """
+    extent_bytes = min(settings.extent_bytes, size_bytes)
+    return max(extent_bytes // granularity_bytes, 1) * granularity_bytes
+
+
 class OwnedDonor:
     """A donor process that serves this process alone, and ends with it in any case.
 
@@ -48,10 +57,9 @@ class OwnedDonor:
         paths: DonorPaths,
         settings: Settings,
     ) -> None:
-        """Start it. Less than one extent of the usual size is lent as one smaller extent.
+        """Start it, with extents of `owned_extent_bytes`.
 
-        `granularity_bytes`: what extents of that device are multiples of. Raises SwiftCacheError
-        when there can be no process.
+        Raises SwiftCacheError when there can be no process.
         """
         self.what = f"own donor {paths.name} of {format_size(size_bytes)} on {device}"
         """For log lines and errors."""
@@ -61,8 +69,7 @@ class OwnedDonor:
         self._refusal = ""
         self._serves = False
         self._ending = False
-        extent_bytes = min(settings.extent_bytes, size_bytes)
-        extent_bytes = max(extent_bytes // granularity_bytes, 1) * granularity_bytes
+        extent_bytes = owned_extent_bytes(size_bytes, granularity_bytes, settings)
         command = [
             *(sys.executable, "-m", "swiftcache_tier", "donor"),
             *("--device", device),

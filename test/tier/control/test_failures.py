@@ -333,6 +333,26 @@ def test_an_owned_donor_serves_its_owner_alone(
     assert owner("status")["bytes"] == 2 << 20
 
 
+def test_auto_lends_itself_no_more_than_the_limit_on_open_files_allows(
+    start_tier: Any, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    caplog.set_level(logging.INFO)
+    monkeypatch.setattr("resource.getrlimit", lambda _: (260, 260))  # 256 without extents
+    user = start_tier()
+    (donor,) = user.tier.status()["donors"]
+    assert (donor["extents_total"], donor["extent_bytes"]) == (4, 1 << 20)
+    assert "4 MiB of host memory, as many extents of 1 MiB as the limit on open" in caplog.text
+
+
+def test_why_an_owned_donor_does_not_start_is_said_once(
+    start_tier: Any, one_line: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    line = one_line(lambda: start_tier("host=100TiB"))
+    assert "did not start: size 100 TiB is over what device host has to give" in line
+    assert "100 TiB" not in caplog.text
+
+
 def own_donors() -> list[psutil.Process]:
     """Donor processes that this process owns, those that are being started included."""
     return donors_started_with("--owner-pid", str(os.getpid()))
