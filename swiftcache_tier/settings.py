@@ -97,6 +97,13 @@ class Settings:
     owned_end_timeout_s: float = 5.0
     """A donor that its receiver owns is killed when it has not ended after this."""
 
+    owned_restart_s: float = 1.0
+    """A donor that its receiver owns, and that ended by itself, is started again after this; after
+    twice as long each time that it does not start, or ends again before `owned_restart_max_s`."""
+
+    owned_restart_max_s: float = 60.0
+    """The longest such wait."""
+
     scheduler_end_timeout_s: float = 5.0
     """A server that lends and is interrupted waits so long for its scheduler process to be gone,
     whose donor's sockets it then removes."""
@@ -182,6 +189,11 @@ class Settings:
             raise SwiftCacheError(
                 f"{_variable('lost_after_s')} is {self.lost_after_s:g} s with a heartbeat every "
                 f"{self.heartbeat_s:g} s: expected at least two heartbeats"
+            )
+        if self.owned_restart_max_s < self.owned_restart_s:
+            raise SwiftCacheError(
+                f"{_variable('owned_restart_max_s')} is {self.owned_restart_max_s:g} s: expected "
+                f"at least {_variable('owned_restart_s')}, {self.owned_restart_s:g} s"
             )
         if self.resident_share >= 1:
             raise SwiftCacheError(

@@ -39,6 +39,7 @@ def check_memory(cluster: ClusterFile, runtime_dir: Path) -> None:
                 granularity_bytes=HostArena.granularity_bytes if is_host else GPU_PAGE_BYTES,
                 available_bytes=left_bytes[device],
                 settings=settings,
+                option="SWIFTCACHE_EXTENT_BYTES",
             )
         except SwiftCacheError as error:
             raise SwiftCacheError(f"donor {name!r}: {error}") from None

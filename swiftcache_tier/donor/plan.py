@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import resource
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,7 +10,7 @@ from pathlib import Path
 from swiftcache_tier.control.credentials import uids_of
 from swiftcache_tier.control.door import was_left
 from swiftcache_tier.control.lendable import lendable_bytes
-from swiftcache_tier.control.messages import EXTENTS_MAX
+from swiftcache_tier.control.open_files import require_open_files
 from swiftcache_tier.control.runtime_dir import DonorPaths, donor_paths, ensure_runtime_dir
 from swiftcache_tier.donor.orphans import wait_for_orphans
 from swiftcache_tier.donor.owner import Owner
@@ -20,10 +19,6 @@ from swiftcache_tier.extents import Arena, arena_for
 from swiftcache_tier.extents.pool_memory import PoolMemory
 from swiftcache_tier.settings import Settings
 from swiftcache_tier.sizes import format_size
-
-# Open files beside those for extents: the interpreter's own, and three for each session.
-_OTHER_FILES = 64
-_FILES_PER_SESSION = 3
 
 
 @dataclass(frozen=True)
@@ -78,15 +73,16 @@ def plan_donor(
                 settings,
                 wanted_bytes=size_bytes,
             )
-    extents = check_size(
+    extents, open_files = check_size(
         device=device,
         size_bytes=size_bytes,
         extent_bytes=extent_bytes,
         granularity_bytes=arena.granularity_bytes,
         available_bytes=available_bytes,
         settings=settings,
+        # Whoever has a server start its own donor sets no options of that.
+        option="--extent-size" if owner is None else "SWIFTCACHE_EXTENT_BYTES",
     )
-    open_files = _open_files(extents, settings)
     allowed_uids = frozenset({os.geteuid(), 0}) | uids_of(allow_users)
     ensure_runtime_dir(runtime_dir)
     paths = donor_paths(
@@ -103,10 +99,12 @@ def check_size(
     granularity_bytes: int,
     available_bytes: int,
     settings: Settings,
-) -> int:
-    """How many extents a donor of `size_bytes` has, on a device that has `available_bytes` to give.
+    option: str,
+) -> tuple[int, int]:
+    """How many extents a donor of `size_bytes` has, and open files.
 
-    Raises SwiftCacheError for sizes that do not fit the device, each other or the limits.
+    `available_bytes`: what the device has to give. `option`: sets the size of an extent. Raises
+    SwiftCacheError for sizes that do not fit the device, each other or the limits.
     """
     if extent_bytes % granularity_bytes or extent_bytes == 0:
         raise SwiftCacheError(
@@ -118,8 +116,7 @@ def check_size(
     if extents == 0:
         raise SwiftCacheError(
             f"size {format_size(size_bytes)} is less than one extent: lend at least "
-            f"{format_size(extent_bytes)}, or choose smaller extents with --extent-size or "
-            f"SWIFTCACHE_EXTENT_BYTES"
+            f"{format_size(extent_bytes)}, or choose smaller extents with {option}"
         )
     if size_bytes > available_bytes:
         raise SwiftCacheError(
@@ -127,19 +124,9 @@ def check_size(
             f"{format_size(available_bytes)} is available now, beyond what other donors have "
             f"promised; lend less or free some"
         )
-    if extents > EXTENTS_MAX:
-        raise SwiftCacheError(
-            f"{format_size(size_bytes)} are {extents} extents of {format_size(extent_bytes)}, and "
-            f"a donor has at most {EXTENTS_MAX}: choose larger ones with --extent-size or "
-            f"SWIFTCACHE_EXTENT_BYTES"
-        )
-    _require_open_files(
-        _open_files(extents, settings),
-        extents,
-        extent_bytes,
-        "--extent-size or SWIFTCACHE_EXTENT_BYTES",
+    return extents, require_open_files(
+        extents, extent_bytes, settings, option=option, for_extents=extents
     )
-    return extents
 
 
 def plan_pool_donor(memory: PoolMemory, paths: DonorPaths, settings: Settings) -> DonorPlan:
@@ -148,8 +135,13 @@ def plan_pool_donor(memory: PoolMemory, paths: DonorPaths, settings: Settings) -
     Makes the runtime directory and nothing else. Raises SwiftCacheError for one that is unsafe, and
     for more extents than may be open.
     """
-    open_files = _open_files(memory.open_files, settings)
-    _require_open_files(open_files, memory.extents, memory.extent_bytes, "SWIFTCACHE_EXTENT_BYTES")
+    open_files = require_open_files(
+        memory.extents,
+        memory.extent_bytes,
+        settings,
+        option="SWIFTCACHE_EXTENT_BYTES",
+        for_extents=memory.open_files,
+    )
     ensure_runtime_dir(paths.door.parent)
     return DonorPlan(
         arena=memory.arena,
@@ -160,17 +152,3 @@ def plan_pool_donor(memory: PoolMemory, paths: DonorPaths, settings: Settings) -
         owner=None,
         open_files=open_files,
     )
-
-
-def _open_files(for_extents: int, settings: Settings) -> int:
-    return for_extents + _OTHER_FILES + _FILES_PER_SESSION * settings.sessions_max
-
-
-def _require_open_files(open_files: int, extents: int, extent_bytes: int, option: str) -> None:
-    _, most_files = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if most_files != resource.RLIM_INFINITY and open_files > most_files:
-        raise SwiftCacheError(
-            f"{extents} extents of {format_size(extent_bytes)} need {open_files} open files and "
-            f"the limit is {most_files}: raise it (ulimit -Hn) or choose larger extents with "
-            f"{option}"
-        )

@@ -11,6 +11,7 @@ from pathlib import Path
 from swiftcache_tier.control.credentials import user_name
 from swiftcache_tier.control.lendable import lendable_bytes
 from swiftcache_tier.control.messages import StatusReply
+from swiftcache_tier.control.open_files import require_open_files
 from swiftcache_tier.control.query import query_status
 from swiftcache_tier.control.runtime_dir import (
     NAME_ANOTHER,
@@ -19,7 +20,7 @@ from swiftcache_tier.control.runtime_dir import (
 )
 from swiftcache_tier.errors import SwiftCacheError
 from swiftcache_tier.extents import HostArena, arena_for
-from swiftcache_tier.receiver.owned import owned_donor_paths
+from swiftcache_tier.receiver.owned import owned_donor_paths, owned_extent_bytes
 from swiftcache_tier.receiver.probe import Question, probe
 from swiftcache_tier.receiver.reach import kind_of
 from swiftcache_tier.settings import GPU_PAGE_BYTES, Settings
@@ -54,7 +55,7 @@ def check_specs(
         with _named(spec):
             if answer.problem is not None:
                 raise SwiftCacheError(answer.problem)
-            _check_size(spec, answer.available_bytes)
+            _check_size(spec, answer.available_bytes, settings, GPU_PAGE_BYTES)
 
 
 @contextmanager
@@ -95,7 +96,8 @@ def _check(spec: DonorSpec, runtime_dir: Path, settings: Settings, device: str) 
             if kind != HostArena.device:
                 return Question(spec.device, None)
             arena = arena_for(spec.device)
-            _check_size(spec, lendable_bytes(arena, runtime_dir, settings))
+            available_bytes = lendable_bytes(arena, runtime_dir, settings)
+            _check_size(spec, available_bytes, settings, arena.granularity_bytes)
         case "auto":
             owned_donor_paths(HostArena.device, runtime_dir)
     return None
@@ -110,12 +112,19 @@ def _check_holds_a_page(spec: DonorSpec, kind: str) -> None:
         )
 
 
-def _check_size(spec: DonorSpec, available_bytes: int) -> None:
-    if spec.size_bytes is not None and spec.size_bytes > available_bytes:
+def _check_size(spec: DonorSpec, available_bytes: int, settings: Settings, page_bytes: int) -> None:
+    if spec.size_bytes is None:
+        return
+    if spec.size_bytes > available_bytes:
         raise SwiftCacheError(
             f"that is over what {spec.device} has to give: {format_size(available_bytes)} is "
             f"available now, beyond what other donors have promised; ask for less or free some"
         )
+    extent_bytes = owned_extent_bytes(spec.size_bytes, page_bytes, settings)
+    extents = spec.size_bytes // extent_bytes
+    require_open_files(
+        extents, extent_bytes, settings, option="SWIFTCACHE_EXTENT_BYTES", for_extents=extents
+    )
 
 
 def _check_donor(reply: StatusReply) -> None:

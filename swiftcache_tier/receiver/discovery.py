@@ -19,12 +19,17 @@ class Discovery:
         """`own_donor`: that of a server which lends too, and would find itself."""
         self._own_donor = own_donor
         self._named: list[DonorPaths] = []
+        self._expected: list[DonorPaths] = []
         self._folder: Path | None = None
         self._refused: dict[Path, Identity] = {}
 
     def watch(self, paths: DonorPaths) -> None:
-        """Look for the donor at `paths`."""
+        """Look for the donor at `paths`, which the user named."""
         self._named.append(paths)
+
+    def expect(self, paths: DonorPaths) -> None:
+        """Look for the donor at `paths`, which this process starts."""
+        self._expected.append(paths)
 
     def watch_folder(self, runtime_dir: Path) -> None:
         """Look for all donors in `runtime_dir`."""
@@ -41,12 +46,12 @@ class Discovery:
 
     def find(self, taken: Container[Path]) -> Sequence[DonorPaths]:
         """Donors whose doors exist, are not in `taken` and were not refused."""
-        candidates = list(self._named)
+        candidates = self._named + self._expected
         if self._folder is not None:
             candidates += list_donors(self._folder)
         return [
             paths
-            for paths in candidates
+            for paths in dict.fromkeys(candidates)
             if paths != self._own_donor
             and paths.door not in taken
             and (identity := identity_of(paths.door)) is not None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import itertools
 import logging
 from collections.abc import Callable, Collection, Sequence
@@ -15,6 +16,7 @@ from swiftcache_tier.blocks import SubRanges
 from swiftcache_tier.control.door import NoDonor
 from swiftcache_tier.control.lendable import lendable_bytes
 from swiftcache_tier.control.messages import ErrorCode, MessageError
+from swiftcache_tier.control.open_files import extents_at_most
 from swiftcache_tier.control.query import Unresponsive
 from swiftcache_tier.control.runtime_dir import (
     DonorPaths,
@@ -26,6 +28,7 @@ from swiftcache_tier.extents import HostArena, JoinedAddressRange, Window
 from swiftcache_tier.receiver.discovery import Discovery, identity_of
 from swiftcache_tier.receiver.events import DonorJoined, DonorLost, Event
 from swiftcache_tier.receiver.greeting import Greeting, greet
+from swiftcache_tier.receiver.kept import KeptDonor
 from swiftcache_tier.receiver.lent import LentExtents
 from swiftcache_tier.receiver.link import DonorLink, LinkState
 from swiftcache_tier.receiver.owned import OwnedDonor, owned_donor_paths
@@ -81,7 +84,7 @@ class Links:
         self._joining: set[Path] = set()
         self._silent: set[Path] = set()
         """Doors where something listens that gave no answer, and about which that was logged."""
-        self._owned: list[OwnedDonor] = []
+        self._owned: list[KeptDonor] = []
         self._progress_of_ended = 0
 
     def link(self, key: int) -> DonorLink | None:
@@ -123,6 +126,7 @@ class Links:
         for attempt in self._attempts:
             attempt.cancel()
         await asyncio.gather(*self._attempts, return_exceptions=True)
+        await asyncio.gather(*(donor.let_go() for donor in self._owned))
         for link in self._links.values():
             link.leave()
         tasks = list(self._link_tasks)
@@ -164,6 +168,14 @@ class Links:
         most_bytes = self._settings.auto_pinned_bytes_max
         if self._reach.pins_host_memory and size_bytes > most_bytes:
             size_bytes, why = most_bytes, "the most that is locked without being asked for"
+        extent_bytes = self._settings.extent_bytes
+        most_bytes = extents_at_most(self._settings) * extent_bytes
+        if size_bytes > most_bytes:
+            size_bytes = most_bytes
+            why = (
+                f"as many extents of {format_size(extent_bytes)} as the limit on open files "
+                f"allows: raise it (ulimit -Hn) or SWIFTCACHE_EXTENT_BYTES for more"
+            )
         logger.info(
             "no donor in %s gives memory: starting one of %s of host memory, %s",
             self._runtime_dir,
@@ -177,18 +189,15 @@ class Links:
         ensure_runtime_dir(self._runtime_dir)
         paths = owned_donor_paths(device, self._runtime_dir)
         self._joining.add(paths.door)
-        donor = OwnedDonor(device, size_bytes, window.granularity_bytes, paths, self._settings)
+        start = functools.partial(
+            OwnedDonor, device, size_bytes, window.granularity_bytes, paths, self._settings
+        )
+        donor = KeptDonor(start, self._settings)
         self._owned.append(donor)
-        try:
-            async with asyncio.timeout_at(deadline_s):
-                await donor.ready()
-        except TimeoutError:
-            raise SwiftCacheError(
-                f"donor SPEC {spec}: the donor did not start within "
-                f"{self._settings.join_timeout_s:g} s; raise SWIFTCACHE_JOIN_TIMEOUT_S if this "
-                f"machine is slow"
-            ) from None
+        await donor.ready(deadline_s)
         await self._require(await self._open(paths), spec)
+        self._discovery.expect(paths)
+        donor.keep()
 
     async def _require(self, link: DonorLink, spec: str) -> None:
         """Wait for all that the donor means to grant; raise SwiftCacheError if it is nothing.

@@ -23,12 +23,23 @@ from swiftcache_tier.sizes import format_size
 logger = logging.getLogger(__name__)
 
 _READ_BYTES = 4096
+_REFUSAL = "swiftcache: "
+"""What the line begins with in which a donor says why it ends."""
 
 
 def owned_donor_paths(device: str, runtime_dir: Path) -> DonorPaths:
     """Where a new donor that this process owns will be found. Raises SwiftCacheError."""
     name = f"{device.replace(':', '')}-of-{os.getpid()}-{secrets.token_hex(2)}"
     return donor_paths(runtime_dir, name)
+
+
+def owned_extent_bytes(size_bytes: int, granularity_bytes: int, settings: Settings) -> int:
+    """Of a donor of that size: the usual, or one smaller extent where that is more.
+
+    `granularity_bytes`: what extents of its device are multiples of.
+    """
+    extent_bytes = min(settings.extent_bytes, size_bytes)
+    return max(extent_bytes // granularity_bytes, 1) * granularity_bytes
 
 
 class OwnedDonor:
@@ -46,35 +57,41 @@ class OwnedDonor:
         paths: DonorPaths,
         settings: Settings,
     ) -> None:
-        """Start it. Less than one extent of the usual size is lent as one smaller extent.
+        """Start it, with extents of `owned_extent_bytes`.
 
-        `granularity_bytes`: what extents of that device are multiples of.
+        Raises SwiftCacheError when there can be no process.
         """
-        self._what = f"own donor {paths.name} of {format_size(size_bytes)} on {device}"
+        self.what = f"own donor {paths.name} of {format_size(size_bytes)} on {device}"
+        """For log lines and errors."""
         self._paths = paths
         self._settings = settings
         self._last_line = ""
+        self._refusal = ""
+        self._serves = False
         self._ending = False
-        extent_bytes = min(settings.extent_bytes, size_bytes)
-        extent_bytes = max(extent_bytes // granularity_bytes, 1) * granularity_bytes
-        # Ends as soon as it has started the donor, in the background (--owner-pid).
-        self._starter = subprocess.Popen(
-            [
-                *(sys.executable, "-m", "swiftcache_tier", "donor"),
-                *("--device", device),
-                *("--size", str(size_bytes)),
-                *("--extent-size", str(extent_bytes)),
-                *("--name", paths.name),
-                *("--runtime-dir", str(paths.door.parent)),
-                *("--owner-pid", str(os.getpid())),
-            ],
-            env=os.environ | settings.as_env(),
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            # Ctrl-C at the terminal is for the owner, which ends its donors when it is done.
-            start_new_session=True,
-        )
+        extent_bytes = owned_extent_bytes(size_bytes, granularity_bytes, settings)
+        command = [
+            *(sys.executable, "-m", "swiftcache_tier", "donor"),
+            *("--device", device),
+            *("--size", str(size_bytes)),
+            *("--extent-size", str(extent_bytes)),
+            *("--name", paths.name),
+            *("--runtime-dir", str(paths.door.parent)),
+            *("--owner-pid", str(os.getpid())),
+        ]
+        try:
+            # Ends as soon as it has started the donor, in the background (--owner-pid).
+            self._starter = subprocess.Popen(
+                command,
+                env=os.environ | settings.as_env(),
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                # Ctrl-C at the terminal is for the owner, which ends its donors when it is done.
+                start_new_session=True,
+            )
+        except OSError as error:
+            raise self._not_started(str(error)) from error
         assert self._starter.stdout is not None
         assert self._starter.stderr is not None
         self._stdout = self._starter.stdout
@@ -83,32 +100,51 @@ class OwnedDonor:
         self._log = asyncio.create_task(self._forward(self._starter.stderr))
         self._over = asyncio.create_task(self._wait_over())
 
-    async def ready(self) -> None:
-        """Return once it can be joined. Raises SwiftCacheError with its words if it ended."""
-        await asyncio.shield(self._started)
-        await readable(self._stdout.fileno())
+    async def ready(self, deadline_s: float) -> None:
+        """Return once it can be joined. Raises SwiftCacheError, with its words if it ended.
+
+        `deadline_s`: of the loop's clock.
+        """
+        try:
+            async with asyncio.timeout_at(deadline_s):
+                await asyncio.shield(self._started)
+                await readable(self._stdout.fileno())
+        except TimeoutError:
+            raise self._not_started(
+                f"not within {self._settings.join_timeout_s:g} s; raise SWIFTCACHE_JOIN_TIMEOUT_S "
+                f"if this machine is slow"
+            ) from None
+        except OSError as error:
+            raise self._not_started(str(error)) from error
         if not os.read(self._stdout.fileno(), _READ_BYTES):
-            await self._log
-            raise SwiftCacheError(
-                f"{self._what} did not start: {self._last_line or 'it ended without a word'}"
-            )
+            await asyncio.wait([self._log])
+            words = self._refusal or self._last_line
+            raise self._not_started(words or "it ended without a word")
+        self._serves = True
+
+    async def over(self) -> None:
+        """Return once the process has ended and its sockets are removed."""
+        await asyncio.wait([self._over])
 
     async def end(self) -> None:
-        """End the process: asked first, killed after `owned_end_timeout_s`."""
+        """End the process: asked first, killed after `owned_end_timeout_s`. May be repeated."""
         self._ending = True
         patience_s = self._settings.owned_end_timeout_s
         await asyncio.wait([self._started], timeout=patience_s)
         self._signal(signal.SIGTERM)
         await asyncio.wait([self._over], timeout=patience_s)
         if not self._over.done():
-            logger.error("%s has not ended for %.1f s: killed", self._what, patience_s)
+            logger.error("%s has not ended for %.1f s: killed", self.what, patience_s)
             self._starter.kill()
             self._signal(signal.SIGKILL)
-        await asyncio.gather(self._over, self._log)
+        await asyncio.wait([self._over, self._log])
         self._stdout.close()
         if self._pidfd is not None:
             os.close(self._pidfd)
             self._pidfd = None
+
+    def _not_started(self, why: str) -> SwiftCacheError:
+        return SwiftCacheError(f"{self.what} did not start: {why}")
 
     def _signal(self, number: signal.Signals) -> None:
         if self._pidfd is not None:
@@ -136,11 +172,16 @@ class OwnedDonor:
                 # A child after all where this process adopts orphans, as the first of a container.
                 os.waitid(os.P_PIDFD, self._pidfd, os.WEXITED | os.WNOHANG)
         leave_door(self._paths)  # nobody else's: the name is ours alone
-        if not self._ending:
-            logger.error("%s has ended by itself", self._what)
+        if self._serves and not self._ending:
+            await asyncio.wait([self._log])
+            why = f": {self._refusal}" if self._refusal else ""
+            logger.error("%s has ended by itself%s", self.what, why)
 
     async def _forward(self, stderr: IO[bytes]) -> None:
-        """Put what the donor logs into this process's log, to the end of it."""
+        """Put what the donor logs into this process's log, to the end of it.
+
+        Why it ends is left to whoever tells of that.
+        """
         pending = b""
         with stderr:
             while True:
@@ -150,8 +191,11 @@ class OwnedDonor:
                     return
                 *lines, pending = (pending + data).split(b"\n")
                 for line in lines:
-                    self._last_line = line.decode(errors="replace").removeprefix("swiftcache: ")
-                    logger.info("%s", self._last_line)
+                    self._last_line = line.decode(errors="replace")
+                    if self._last_line.startswith(_REFUSAL):
+                        self._refusal = self._last_line.removeprefix(_REFUSAL)
+                    else:
+                        logger.info("%s", self._last_line)
 
 
 def _read_line(descriptor: int) -> bytes:

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import psutil
 import pytest
 from e2e.conftest import SMALL_POOL
 
@@ -201,7 +202,8 @@ def test_without_any_donor_it_recomputes_and_takes_the_next_that_comes(
 def test_write_back_on_a_tier_that_is_too_small(
     tiny_model: Path, tmp_path: Path, expected_outputs: list[list[int]]
 ) -> None:
-    """Pages of 64, a donor of the server's own, and room for half of what is evicted."""
+    """Pages of 64, room for half of what is evicted, and a donor of the server's own, which is
+    killed once and started again."""
     with Server(
         tiny_model,
         *SMALL_POOL,
@@ -216,4 +218,15 @@ def test_write_back_on_a_tier_that_is_too_small(
         assert donor_tokens(turns) > 0
         state = server.swiftcache()
         assert state["blocks"]["total"] * state["block_bytes"] == 512 << 10
+        (donor,) = state["donors"]
+        psutil.Process(donor["pid"]).kill()
+        wait_until(
+            lambda: donor["pid"] not in [d["pid"] for d in server.swiftcache()["donors"]],
+            DEADLINE_S,
+            "nothing is left of it",
+        )
+        wait_for_donors(server, donor["name"])
+        turns = hold(server) + hold(server)
+        assert outputs(turns) == expected_outputs * 2
+        assert donor_tokens(turns) > 0
     wait_until(lambda: not list((tmp_path / "rt").iterdir()), DEADLINE_S, "the owned donor ended")

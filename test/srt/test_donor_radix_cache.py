@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -21,7 +22,7 @@ from sglang.srt.swiftcache import tier_wiring
 from sglang.srt.swiftcache.expiry import Expiry
 from sglang.srt.swiftcache.state_dump import StateDump
 from sglang.srt.swiftcache.vacate import Vacater
-from support.kv_tree import Running, Tree
+from support.kv_tree import Running, Tree, vacated
 from support.slow_streams import SlowLife, SlowStreams
 from swiftcache_kernel.copy_engine import CopyRefused
 
@@ -308,6 +309,24 @@ def test_memory_asked_back_with_nowhere_to_go_is_a_miss(page_size: int) -> None:
     assert cached is not None
     assert cached < 8 * page_size
     tree.check()
+
+
+def test_what_is_logged_of_memory_asked_back_adds_up(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    tree = Tree(4, pages=16, policy="write_through", extent_bytes=4096)
+    for key in (1, 2):
+        tree.tier.join(key, extents=key)
+    filled(tree, kinds=4)
+    held = tree.tier.donor_of(tree.tier.pool.in_use())
+    assert set(held.tolist()) == {1, 2}
+    tree.tier.ask_back(1, range(1))
+    tree.cache.check_hicache_events()
+    tree.cache.check_hicache_events()
+    assert not tree.tier.waiting
+    first, *_ = vacated(caplog.records, tree.cache.stats.lost_blocks)
+    assert first.asked_blocks == np.count_nonzero(held == 1)
+    assert first.lost_blocks > 0
+    assert first.lost_beside_blocks > 0, "of the same prefixes, on the donor that stays"
 
 
 def small_steps(tree: Tree, blocks: int) -> None:

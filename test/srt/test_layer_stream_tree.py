@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from array import array
 from collections.abc import Sequence
@@ -21,6 +22,7 @@ from sglang.srt.swiftcache.expiry import Expiry
 from sglang.srt.swiftcache.layer_stream import wiring
 from sglang.srt.swiftcache.layer_stream.admission import streams
 from sglang.srt.swiftcache.state_dump import StateDump
+from support.kv_tree import vacated
 from support.slow_streams import SlowLife, SlowStreams
 from support.stream_tree import LAYERS, PAGE, Request, StreamTree
 
@@ -423,6 +425,21 @@ def fill_with_cold_copies(tree: StreamTree) -> None:
         tree.cache.check_hicache_events()
     tree.cache.evict(EvictParams(num_tokens=tree.tokens_total))
     assert tree.tier.free_blocks < 4
+
+
+def test_what_is_logged_of_memory_asked_back_adds_up(caplog: pytest.LogCaptureFixture) -> None:
+    """Also where part of it are homes, which move or retire after the copies."""
+    caplog.set_level(logging.INFO)
+    tree = StreamTree(2, 6, donor_extents=36)
+    tree.tier.join(2, 36)
+    fill_with_cold_copies(tree)
+    assert tree.run(prompt(1, 100)) is not None
+    for key in (1, 2):
+        tree.tier.ask_back(key, range(36))
+        for _ in range(6):
+            tree.cache.check_hicache_events()
+            tree.check()
+    vacated(caplog.records, tree.cache.stats.lost_blocks)
 
 
 def test_cold_copies_make_room_for_homes_that_must_move() -> None:

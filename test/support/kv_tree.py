@@ -7,6 +7,7 @@ the wrong place, of the wrong prefix, or of another layer is seen.
 from __future__ import annotations
 
 import hashlib
+import logging
 from array import array
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -52,6 +53,18 @@ class Running:
 
 FORWARDS = 2
 """That SGLang has launched and not seen the end of, when it launches another."""
+
+
+def vacated(records: Sequence[logging.LogRecord], lost_blocks: int) -> list[Any]:
+    """The records of steps that vacated, which must add up, also to what was lost in all."""
+    steps: list[Any] = [record for record in records if getattr(record, "event", None) == "vacated"]
+    assert steps
+    for step in steps:
+        parts = step.moved_blocks, step.lost_blocks, step.saved_blocks, step.left_blocks
+        assert step.asked_blocks == sum(parts)
+        assert min(parts) >= 0
+    assert sum(step.lost_blocks + step.lost_beside_blocks for step in steps) == lost_blocks
+    return steps
 
 
 class Tree:

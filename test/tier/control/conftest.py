@@ -46,6 +46,7 @@ PATIENT = Settings(
     leave_timeout_s=5.0,
     discovery_interval_s=0.05,
     owned_end_timeout_s=15.0,
+    owned_restart_s=0.05,
     extent_bytes=1 << 20,
     address_space_bytes=1 << 30,
     extents_per_message=3,

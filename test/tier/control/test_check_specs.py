@@ -59,6 +59,13 @@ def test_more_memory_than_there_is(complaint: Any) -> None:
     assert available_host_bytes() < 100 << 40
 
 
+def test_more_extents_than_open_files(complaint: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("resource.getrlimit", lambda _: (300, 300))
+    line = complaint("host=45MiB", settings=replace(SETTINGS, extent_bytes=1 << 20))
+    assert "donor SPEC host=45MiB: 45 extents of 1 MiB need 301 open files" in line
+    assert "larger extents with SWIFTCACHE_EXTENT_BYTES" in line
+
+
 @pytest.mark.parametrize(
     ("spec", "device", "page"),
     [

@@ -139,15 +139,19 @@ def test_what_a_donor_cannot_do_is_said_in_one_line(
         assert word in line
 
 
+@pytest.mark.parametrize("is_owned", [False, True])
 def test_more_extents_than_open_files_is_said_in_one_line(
-    child_env: Any, settings: Any, runtime_dir: Path
+    child_env: Any, settings: Any, runtime_dir: Path, is_owned: bool
 ) -> None:
+    """And what its user can do: who has a server start it has no options."""
     script = (
         "import resource, sys\n"
         "resource.setrlimit(resource.RLIMIT_NOFILE, (512, 512))\n"
         "from swiftcache_tier.cli import main; sys.exit(main(sys.argv[1:]))"
     )
     flags = ["donor", "--device", "host", "--size", "4MiB", "--extent-size", "4096"]
+    if is_owned:
+        flags += ["--owner-pid", str(os.getpid())]
     done = subprocess.run(
         [sys.executable, "-c", script, *flags, "--runtime-dir", str(runtime_dir)],
         env=child_env(settings),
@@ -156,9 +160,11 @@ def test_more_extents_than_open_files_is_said_in_one_line(
         check=False,
         timeout=60,
     )
-    assert done.returncode == 2
+    assert done.returncode == (0 if is_owned else 2), "an owned one goes on in the background"
+    assert done.stderr.count("\n") == 1
     assert "the limit is 512" in done.stderr
-    assert "--extent-size" in done.stderr
+    assert ("SWIFTCACHE_EXTENT_BYTES" in done.stderr) == is_owned
+    assert ("--extent-size" in done.stderr) != is_owned
 
 
 def test_a_name_that_is_taken(swiftcache: Any, start_donor: Any) -> None:

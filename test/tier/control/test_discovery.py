@@ -32,3 +32,18 @@ def test_who_was_refused_is_not_tried_again_and_who_takes_its_place_is(runtime_d
             discovery.refuse(paths, refused)
             assert discovery.find(()) == [paths]
     paths.door.unlink()
+
+
+def test_a_donor_of_the_receivers_own_is_found_once_and_trusted_no_more_than_others(
+    runtime_dir: Path,
+) -> None:
+    paths = donor_paths(runtime_dir, "a")
+    discovery = Discovery()
+    discovery.expect(paths)
+    assert discovery.find(()) == []
+    with closing(listen_at(paths.door)):
+        assert discovery.find(()) == [paths]
+        discovery.watch_folder(runtime_dir)  # as `auto` does, too
+        assert discovery.find(()) == [paths]
+    paths.door.unlink()
+    assert not discovery.is_named(paths)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import signal
 import subprocess
@@ -12,6 +13,8 @@ from typing import Any
 
 import numpy as np
 import psutil
+import pytest
+from tier.control.conftest import donors_started_with
 
 
 def test_memory_outlives_a_donor_that_is_killed(start_donor: Any, start_tier: Any) -> None:
@@ -330,16 +333,110 @@ def test_an_owned_donor_serves_its_owner_alone(
     assert owner("status")["bytes"] == 2 << 20
 
 
-def test_an_owned_donor_that_is_killed_is_a_lost_donor(
-    start_tier: Any, runtime_dir: Any, wait_for: Any
+def test_auto_lends_itself_no_more_than_the_limit_on_open_files_allows(
+    start_tier: Any, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    caplog.set_level(logging.INFO)
+    monkeypatch.setattr("resource.getrlimit", lambda _: (260, 260))  # 256 without extents
+    user = start_tier()
+    (donor,) = user.tier.status()["donors"]
+    assert (donor["extents_total"], donor["extent_bytes"]) == (4, 1 << 20)
+    assert "4 MiB of host memory, as many extents of 1 MiB as the limit on open" in caplog.text
+
+
+def test_why_an_owned_donor_does_not_start_is_said_once(
+    start_tier: Any, one_line: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    line = one_line(lambda: start_tier("host=100TiB"))
+    assert "did not start: size 100 TiB is over what device host has to give" in line
+    assert "100 TiB" not in caplog.text
+
+
+def own_donors() -> list[psutil.Process]:
+    """Donor processes that this process owns, those that are being started included."""
+    return donors_started_with("--owner-pid", str(os.getpid()))
+
+
+def test_an_owned_donor_that_is_killed_is_lost_and_started_again(
+    start_tier: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
     user = start_tier("host=2MiB")
     ids = user.take_all()
     user.write(ids, 8)
     (donor,) = user.tier.status()["donors"]
     os.kill(donor["pid"], signal.SIGKILL)
     user.poll_for(lambda: user.tier.must_vacate().size == 16, "the loss is noticed")
+    # Joined as new beside what is left of the first, under its name and of its size.
+    user.poll_for(lambda: user.tier.free_blocks == 16, "it is started again and joined")
+    assert list(user.tier.donor_names().values()) == [donor["name"]] * 2
     assert user.holds(ids, 8)
+    new = user.take_all()
+    assert user.holds(new, 0)
     user.tier.free(ids)
-    user.poll_for(lambda: not user.tier.donor_names(), "the donor is forgotten")
+    user.poll_for(lambda: len(user.tier.donor_names()) == 1, "the first is forgotten")
+    (again,) = user.tier.status()["donors"]
+    assert again["pid"] != donor["pid"]
+    assert (again["extents_total"], again["extent_bytes"]) == (2, 1 << 20)
+    user.write(new, 9)
+    assert user.holds(new, 9)
+    lines = [message for message in caplog.messages if message.startswith("own donor")]
+    what = f"own donor {donor['name']} of 2 MiB on host"
+    assert lines == [f"{what} has ended by itself", f"{what} was started again"]
+    assert len(own_donors()) == 1
+    user.tier.close()
+    assert own_donors() == []
+
+
+def test_an_owned_donor_is_started_again_as_often_as_it_takes(
+    start_tier: Any, settings: Any, caplog: pytest.LogCaptureFixture, monkeypatch: Any
+) -> None:
+    hasty = replace(settings, owned_restart_s=0.05, owned_restart_max_s=0.2)
+    user = start_tier("host=1MiB", settings=hasty)
+    (donor,) = user.tier.status()["donors"]
+    monkeypatch.setenv("SWIFTCACHE_SPELT_WRONG", "1")  # refused by every donor that is started
+    os.kill(donor["pid"], signal.SIGKILL)
+    warnings = f"own donor {donor['name']} of 1 MiB on host did not start: environment variable "
+
+    def waits() -> list[str]:
+        lines = [message for message in caplog.messages if message.startswith(warnings)]
+        return [line.partition("; tried again in ")[2] for line in lines]
+
+    user.poll_for(lambda: len(waits()) >= 3, "it fails three times")
+    assert waits()[:3] == ["0.1 s", "0.2 s", "0.2 s"]
+    refused = [message for message in caplog.messages if "SPELT_WRONG" in message]
+    assert all(message.startswith(warnings) for message in refused), "one line each"
+    monkeypatch.delenv("SWIFTCACHE_SPELT_WRONG")
+    user.poll_for(lambda: user.tier.free_blocks == 8, "it is joined again")
+
+
+@pytest.mark.parametrize("restart_s", [60.0, 0.01])
+def test_no_owned_donor_is_left_of_a_receiver_that_ends_before_it_is_started_again(
+    start_tier: Any, settings: Any, wait_for: Any, runtime_dir: Any, restart_s: float
+) -> None:
+    """Before that has begun, and while it is under way."""
+    user = start_tier("host=1MiB", settings=replace(settings, owned_restart_s=restart_s))
+    (donor,) = own_donors()
+    donor.kill()
+    wait_for(lambda: donor not in own_donors(), "it has ended")
+    if restart_s < 1:
+        wait_for(own_donors, "another is being started")
+    user.tier.close()
+    assert own_donors() == []
+    assert list(runtime_dir.iterdir()) == []
+
+
+def test_an_owner_that_is_killed_while_its_donor_is_started_again_leaves_none(
+    start_receiver: Any, settings: Any, wait_for: Any, runtime_dir: Any
+) -> None:
+    receiver = start_receiver("first", "host=1MiB")
+    (donor,) = receiver("status")["donors"]
+    os.kill(donor["pid"], signal.SIGKILL)
+    owner = ["--owner-pid", str(receiver.process.pid)]
+    wait_for(
+        lambda: {p.pid for p in donors_started_with(*owner)} - {donor["pid"]},
+        "another is being started",
+    )
+    receiver.end()  # waits for its donors
     wait_for(lambda: not any(runtime_dir.iterdir()), "its sockets are removed")

@@ -12,6 +12,7 @@ from swiftcache_tier.control.lendable import lendable_bytes
 from swiftcache_tier.extents import Arena, HostArena
 from swiftcache_tier.memory import available_host_bytes
 from swiftcache_tier.receiver import check_specs
+from swiftcache_tier.receiver.offered import offered_bytes
 from swiftcache_tier.settings import Settings
 from swiftcache_tier.spec import parse_specs
 
@@ -102,3 +103,10 @@ def test_auto_takes_half_of_what_is_not_promised(
     user = start_tier(settings=most)
     # Half of four tenths, to the next gigabyte below, and not half of all.
     assert user.tier.status()["bytes"] < free_bytes * 3 // 10
+
+
+def test_what_a_server_would_take_for_itself_is_within_the_limit_on_open_files(
+    runtime_dir: Path, settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("resource.getrlimit", lambda _: (260, 260))
+    assert offered_bytes(parse_specs([]), runtime_dir, settings) == (4 << 20,)

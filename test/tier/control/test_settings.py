@@ -53,6 +53,7 @@ def test_a_child_process_gets_the_same(heartbeat_s: float, extent: int, extents:
         ("SWIFTCACHE_HEARTBEAT_S", "nan"),
         ("SWIFTCACHE_HEARTBEAT_S", "inf"),
         ("SWIFTCACHE_LOST_AFTER_S", "1.5"),
+        ("SWIFTCACHE_OWNED_RESTART_MAX_S", "0.5"),
         ("SWIFTCACHE_RESIDENT_SHARE", "1"),
         ("SWIFTCACHE_EXTENT_BYTES", "big"),
         ("SWIFTCACHE_SESSIONS_MAX", "1.5"),

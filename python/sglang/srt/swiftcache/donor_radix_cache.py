@@ -150,6 +150,10 @@ class DonorRadixCache(HiRadixCache):
         self._watchdog = Watchdog(scheduler, self, settings.watchdog_s)
         self._audit = Audit(scheduler, self, settings.audit_interval_s)
 
+    def waits_for_donors(self, req: Req) -> bool:
+        """Whether a request in the queue waits for memory, no longer than a deadline of its own."""
+        return False
+
     def record_behind_forwards(self, event: Any) -> None:
         """Have an event come when the forwards are over that have been launched by now."""
         if self._scheduler is not None:

@@ -18,6 +18,7 @@ import logging
 import time
 from collections import deque
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -35,6 +36,24 @@ logger = logging.getLogger(__name__)
 # Looking through the tree takes no more of the scheduler's time.
 LOOKING_SHARE = 0.01
 
+_NO_BLOCKS = np.empty(0, dtype=np.int64)
+
+
+@dataclass
+class _Step:
+    """Blocks, in one step. What was asked back was moved, saved or lost, or is left for later."""
+
+    moved: int = 0
+    saved: int = 0
+    """Of which a copy is used now."""
+    lost: int = 0
+    lost_beside: int = 0
+    """Not asked back, and lost with what was: of the same nodes, and below them."""
+
+    @property
+    def worked_on(self) -> int:
+        return self.moved + self.lost + self.lost_beside
+
 
 class Vacater:
     """Works on one tree. Scheduler thread only."""
@@ -46,6 +65,7 @@ class Vacater:
         """Nodes in memory that is to be vacated, as of the last look through the tree."""
         self._left = 0
         """Blocks that were still to be vacated after the last step."""
+        self._step = _Step()
         self._progressed = False
         self._look_again_s = 0.0
 
@@ -70,47 +90,42 @@ class Vacater:
         self._look(doomed)
         late = doomed[pool.tier.past_deadline(doomed)]
         budget = max(1, pool.settings.vacate_bytes_per_step // pool.block_layout.block_bytes)
-        moved = lost = 0
+        done = self._step = _Step()
         waiting = []
-        while self._queue and (moved + lost < budget or late.size):
+        while self._queue and (done.worked_on < budget or late.size):
             node = self._queue.popleft()
             if not self._holds(node, doomed) or not self._is_in_tree(node):
                 continue
             is_late = node.lock_ref == 0 and self._holds(node, late)
-            is_over = moved + lost >= budget and not is_late
+            is_over = done.worked_on >= budget and not is_late
             if is_over or node in busy or node.host_ref_counter > 0:
                 waiting.append(node)
                 continue
             if not self._use_copies(node, doomed):
                 continue
             count = 0 if is_late else self._move(node, doomed)
-            moved += count
+            done.moved += count
             if count == 0:
                 cause = self._cause(node, doomed)
                 given_up = self._give_up(node, busy)
-                self._cache.stats.lost_by_cause[cause] += given_up
-                lost += given_up
-                if given_up == 0:
+                self._count_lost(given_up, doomed, cause)
+                if given_up.size == 0:
                     waiting.append(node)
         self._queue.extendleft(reversed(waiting))
         self._left = pool.tier.must_vacate().size
-        self._progressed = moved + lost > 0
-        self._cache.stats.moved_blocks += moved
-        if lost:
+        self._progressed = done.worked_on > 0
+        self._cache.stats.moved_blocks += done.moved
+        if done.lost:
             self._cache.note_without_copy()
-        if moved or lost:
-            logger.info(
-                "SwiftCache: %d blocks asked back: moved %d, lost %d in this step",
-                doomed.size,
-                moved,
-                lost,
-                extra={
-                    "event": "vacated",
-                    "asked_blocks": doomed.size,
-                    "moved_blocks": moved,
-                    "lost_blocks": lost,
-                },
-            )
+        if done.worked_on:
+            _log(doomed.size, done)
+
+    def _count_lost(self, blocks: np.ndarray, doomed: np.ndarray, cause: str) -> None:
+        """``blocks`` were given up because some of them, or of those above them, are doomed."""
+        asked = int(np.count_nonzero(_are_in(blocks, doomed)))
+        self._step.lost += asked
+        self._step.lost_beside += blocks.size - asked
+        self._cache.stats.lost_by_cause[cause] += blocks.size
 
     def blocks_in_flight(self) -> set[int]:
         """Donor blocks that a transfer is reading or writing, their copies left aside."""
@@ -215,7 +230,9 @@ class Vacater:
         pool.use_copies(blocks[inside[saved]], copies[saved])
         blocks[inside[saved]] = copies[saved]
         node.host_value = pool.slots_of(blocks)
-        self._cache.stats.blocks_saved_by_copies += int(np.count_nonzero(saved))
+        count = int(np.count_nonzero(saved))
+        self._step.saved += count
+        self._cache.stats.blocks_saved_by_copies += count
         return not saved.all()
 
     def _cause(self, node: TreeNode, doomed: np.ndarray) -> str:
@@ -268,21 +285,24 @@ class Vacater:
             if leaf is cache.root_node or leaf.children or not leaf.evicted:
                 continue
             cause = self._cause(leaf, doomed) if self._holds(leaf, doomed) else None
-            blocks = len(leaf.host_value) // cache.page_size
+            blocks = cache.tier_pool.blocks_of(leaf.host_value)
             if not self.drop_subtree(leaf):
                 continue
             if cause is not None:
-                cache.stats.lost_by_cause[cause] += blocks
+                self._count_lost(blocks, doomed, cause)
             parent = leaf.parent
             if parent in cache.evictable_host_leaves:
                 heapq.heappush(heap, (parent.last_access_time, parent.id, parent))
 
-    def _give_up(self, node: TreeNode, busy: set[TreeNode]) -> int:
-        """Forget the copies of a node and of all below it. Returns the blocks lost, 0 if busy."""
+    def _give_up(self, node: TreeNode, busy: set[TreeNode]) -> np.ndarray:
+        """Forget the copies of a node and of all below it.
+
+        Returns the blocks that held them, none if a node is busy.
+        """
         nodes = list(subtree(node))
         if any(n in busy or n.host_ref_counter > 0 for n in nodes):
-            return 0
-        tokens: int = sum(len(n.host_value) for n in nodes if n.host_value is not None)
+            return _NO_BLOCKS
+        lost = self._blocks_of(nodes)
         if node.evicted:
             self.drop_subtree(node)
         else:
@@ -293,7 +313,35 @@ class Vacater:
                 if not below.evicted and below.host_value is not None:
                     self.forget_copy(below)
                     self._cache._update_host_leaf_status(below)
-        return tokens // self._cache.tier_pool.page_size
+        return lost
+
+    def _blocks_of(self, nodes: list[TreeNode]) -> np.ndarray:
+        """The blocks of the nodes' copies."""
+        copies = [node.host_value for node in nodes if node.host_value is not None]
+        return np.concatenate([_NO_BLOCKS, *map(self._cache.tier_pool.blocks_of, copies)])
+
+
+def _log(asked: int, done: _Step) -> None:
+    left = asked - done.moved - done.lost - done.saved
+    logger.info(
+        "SwiftCache: %d blocks asked back: moved %d, lost %d, saved %d by copies, left %d for "
+        "later; lost %d beside them",
+        asked,
+        done.moved,
+        done.lost,
+        done.saved,
+        left,
+        done.lost_beside,
+        extra={
+            "event": "vacated",
+            "asked_blocks": asked,
+            "moved_blocks": done.moved,
+            "lost_blocks": done.lost,
+            "saved_blocks": done.saved,
+            "left_blocks": left,
+            "lost_beside_blocks": done.lost_beside,
+        },
+    )
 
 
 def _are_in(blocks: np.ndarray, some: np.ndarray) -> np.ndarray:

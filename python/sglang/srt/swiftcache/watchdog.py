@@ -3,7 +3,8 @@
 The scheduler thread notes at each step how far each kind of work has come; a thread of the
 watchdog's own looks now and then whether anything has moved. If not for ``stall_s``, the state is
 read on the scheduler thread, between two steps; where that is stuck inside one, on the watchdog's,
-with the stack that it is stuck in. While its user has paused the engine, nothing needs to move.
+with the stack that it is stuck in. While its user has paused the engine, nothing needs to move, nor
+do requests that wait for donors: they are refused in time.
 Nothing is ended or repaired: SGLang's own watchdog ends a server whose forward does not come back.
 """
 
@@ -62,8 +63,9 @@ class Watchdog:
         to_return = tier.extents_to_return()
         self._work = {
             "requests": Work(
-                bool(scheduler.waiting_queue or scheduler.chunked_req)
-                or not scheduler.running_batch.is_empty(),
+                not scheduler.running_batch.is_empty()
+                or scheduler.chunked_req is not None
+                or not all(cache.waits_for_donors(req) for req in scheduler.waiting_queue),
                 scheduler.forward_ct,
             ),
             "stores": Work(

@@ -227,7 +227,7 @@ class StreamVacater(Vacater):
         if tier.free_blocks < count:
             self._take_from_free_pages(count - tier.free_blocks)
 
-    def _give_up(self, node: TreeNode, busy: set[TreeNode]) -> int:
+    def _give_up(self, node: TreeNode, busy: set[TreeNode]) -> np.ndarray:
         """A node on window slots cannot forget its copy, which is all it has: it is dropped."""
         cache = self._stream_cache
         nodes = list(subtree(node))
@@ -236,16 +236,13 @@ class StreamVacater(Vacater):
         drop = cache.is_window(node)
         if any(n in busy or n.host_ref_counter > 0 or (drop and n.lock_ref > 0) for n in nodes):
             self._no_room = True
-            return 0
-        lost = 0
+            return self._blocks_of([])
+        if not drop:  # what is on window slots keeps its copies, and what continues it there
+            nodes = [n for n in nodes if not cache.is_window(n.parent if n.evicted else n)]
+        lost = self._blocks_of(nodes)
         for below in reversed(nodes):
-            if cache.is_window(below) and not drop:
-                continue  # it has its own copy still
-            if below.host_value is not None:
-                lost += len(below.host_value) // cache.page_size
             if below.evicted:
-                if drop or not cache.is_window(below.parent):
-                    self.drop_subtree(below)
+                self.drop_subtree(below)
             elif cache.is_window(below):
                 cache.drop_window_node(below)
             else:

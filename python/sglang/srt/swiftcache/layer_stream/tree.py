@@ -93,6 +93,9 @@ class StreamRadixCache(DonorRadixCache):
 
     # -- requests -------------------------------------------------------------------------------
 
+    def waits_for_donors(self, req: Req) -> bool:
+        return self.shortage.is_beyond(req)
+
     def cache_finished_req(self, req: Req, *args: Any, **kwargs: Any) -> None:
         self._row = req.req_pool_idx
         try:
