@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from swiftcache_tier.blocks.kv_format import KVFormat
+from swiftcache_tier.blocks.kv_format import KVFormat, is_power_of_two
 from swiftcache_tier.errors import SwiftCacheError
 
 
@@ -131,7 +131,7 @@ def _with_option(kv: KVFormat, text: str, option: str) -> KVFormat:
     if key in ("page", "tp") and value.isdecimal() and int(value) > 0:
         tokens_or_ranks = int(value)
         if key == "page":
-            if tokens_or_ranks & (tokens_or_ranks - 1):
+            if not is_power_of_two(tokens_or_ranks):
                 raise SwiftCacheError(
                     f"model {text!r}: servers take no pages of {value} tokens: expected a power of "
                     f"two, such as page=16"

@@ -44,3 +44,8 @@ class KVFormat:
     def token_bytes(self) -> int:
         """One token in all layers."""
         return self.page_bytes // self.page_tokens
+
+
+def is_power_of_two(number: int) -> bool:
+    """What a server's page size has to be."""
+    return number > 0 and number & (number - 1) == 0

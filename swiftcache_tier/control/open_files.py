@@ -14,12 +14,15 @@ _OTHER_FILES = 64
 _FILES_PER_SESSION = 3
 
 
-def extents_at_most(settings: Settings) -> int:
-    """What a donor of standalone memory may have; at least 1, which may yet be too many."""
-    limit = _limit()
-    if limit is None:
-        return EXTENTS_MAX
-    return max(1, min(EXTENTS_MAX, limit - _open_files(0, settings)))
+def bytes_at_most(settings: Settings) -> int:
+    """What a donor of standalone memory may have, in extents of the usual size.
+
+    At least one of them, which may yet be too many.
+    """
+    limit, extents = _limit(), EXTENTS_MAX
+    if limit is not None:
+        extents = max(1, min(extents, limit - _open_files(0, settings)))
+    return extents * settings.extent_bytes
 
 
 def require_open_files(

@@ -136,8 +136,7 @@ def plan_memory(
                 f"long contexts are with --context TOKENS"
             )
         stream = plan_auto(local_bytes, donated, context, shape)
-        # As servers do: slots of a window cost more than they bring where donors back few of them.
-        if stream.total_tokens <= resident_tokens:
+        if not stream.is_worth_having(resident_tokens):
             stream = no_window
     if stream.streamed_blocks < stream.window_pages:
         raise SwiftCacheError(

@@ -16,7 +16,7 @@ from swiftcache_tier.blocks import SubRanges
 from swiftcache_tier.control.door import NoDonor
 from swiftcache_tier.control.lendable import lendable_bytes
 from swiftcache_tier.control.messages import ErrorCode, MessageError
-from swiftcache_tier.control.open_files import extents_at_most
+from swiftcache_tier.control.open_files import bytes_at_most
 from swiftcache_tier.control.query import Unresponsive
 from swiftcache_tier.control.runtime_dir import (
     DonorPaths,
@@ -168,13 +168,12 @@ class Links:
         most_bytes = self._settings.auto_pinned_bytes_max
         if self._reach.pins_host_memory and size_bytes > most_bytes:
             size_bytes, why = most_bytes, "the most that is locked without being asked for"
-        extent_bytes = self._settings.extent_bytes
-        most_bytes = extents_at_most(self._settings) * extent_bytes
+        most_bytes = bytes_at_most(self._settings)
         if size_bytes > most_bytes:
             size_bytes = most_bytes
             why = (
-                f"as many extents of {format_size(extent_bytes)} as the limit on open files "
-                f"allows: raise it (ulimit -Hn) or SWIFTCACHE_EXTENT_BYTES for more"
+                f"as many extents of {format_size(self._settings.extent_bytes)} as the limit on "
+                f"open files allows: raise it (ulimit -Hn) or SWIFTCACHE_EXTENT_BYTES for more"
             )
         logger.info(
             "no donor in %s gives memory: starting one of %s of host memory, %s",

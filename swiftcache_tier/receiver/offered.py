@@ -6,7 +6,7 @@ import logging
 from collections.abc import Sequence
 from pathlib import Path
 
-from swiftcache_tier.control.open_files import extents_at_most
+from swiftcache_tier.control.open_files import bytes_at_most
 from swiftcache_tier.control.query import query_status
 from swiftcache_tier.control.runtime_dir import DonorPaths, donor_paths_at, list_donors
 from swiftcache_tier.errors import SwiftCacheError
@@ -39,8 +39,8 @@ def offered_bytes(
             found = [_free_bytes(paths, settings) for paths in list_donors(runtime_dir)]
             if not any(found):
                 half = int(HostArena().available_bytes() * AUTO_HOST_SHARE)
-                most = extents_at_most(settings) * settings.extent_bytes
-                found = [min(half, settings.auto_pinned_bytes_max, most)]
+                most = min(settings.auto_pinned_bytes_max, bytes_at_most(settings))
+                found = [min(half, most)]
             sizes += found
     return tuple(sizes)
 

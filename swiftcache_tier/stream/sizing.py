@@ -90,6 +90,13 @@ class StreamPlan:
         """R + W: the longest sequence."""
         return self.regular_tokens + self.window_tokens
 
+    def is_worth_having(self, tokens_without: int) -> bool:
+        """Whether contexts are longer than in a pool of so many tokens without a window.
+
+        Slots of a window cost more than they bring where donors back few of them.
+        """
+        return self.total_tokens > tokens_without
+
     @property
     def window_pages(self) -> int:
         return self.window_tokens // self.shape.page_tokens

@@ -77,7 +77,7 @@ def streaming(
     model: Path, tmp_path: Path, page: int, *flags: str, **env: str
 ) -> AbstractContextManager[Server]:
     """With R regular and W window slots, and a donor."""
-    donor = os.environ.get("TEST_DONOR", f"cuda:{torch.cuda.device_count() - 1}=4GiB")
+    donor = f"cuda:{torch.cuda.device_count() - 1}=4GiB"
     return serving(
         model,
         tmp_path,

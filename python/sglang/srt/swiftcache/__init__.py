@@ -10,6 +10,7 @@ installed ``sglang`` package and overwrites no file of it.
 ``flag_checks``             what may not stand beside ``--swiftcache-donors``
 ``donate_checks``           what ``--swiftcache-donate`` asks of the other flags
 ``conflicts``               a flag of SGLang's that cannot stand beside one of ours
+``flag_words``              ``off`` and ``auto``, in whatever form a flag's value comes
 ``model_check``             model families that are not covered
 ``plugin``                  entry point of SGLang's plugin framework: hooks and cache backend
 ``hooks``                   the one list of hooks on SGLang, each with its reason

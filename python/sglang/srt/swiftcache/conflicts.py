@@ -14,10 +14,6 @@ class Conflict(NamedTuple):
     advice: str
 
 
-def is_power_of_two(number: int) -> bool:
-    return number > 0 and number & (number - 1) == 0
-
-
 # Those that a server with donors and one that lends refuse alike.
 DATA_PARALLEL = Conflict(
     "--data-parallel-size > 1",

@@ -15,15 +15,14 @@ from sglang.srt.swiftcache.conflicts import (
     DISAGGREGATION,
     STREAMING_SESSION,
     Conflict,
-    is_power_of_two,
 )
+from sglang.srt.swiftcache.flag_words import AUTO, OFF, word_of
+from swiftcache_tier.blocks.kv_format import is_power_of_two
 from swiftcache_tier.control.runtime_dir import DonorPaths, donor_paths, engine_donor_name
 from swiftcache_tier.donor.water import WaterMarks
 from swiftcache_tier.errors import SwiftCacheError
 from swiftcache_tier.log_format import json_wanted
 
-OFF = "off"
-AUTO = "auto"
 PAGE_TOKENS = 16
 CPU_BACKEND = "torch_native"
 GPU_BACKENDS = ("triton", "fa3")
@@ -144,10 +143,7 @@ def water_marks(args: Any) -> WaterMarks:
 
 def normalize(args: Any) -> None:
     """Bring the fields into one form, and refuse water marks that mark nothing."""
-    value = args.swiftcache_donate
-    word = OFF if value is None else str(value).strip().lower()
-    # a key of a YAML file may arrive as a boolean, and one with nothing behind it as "None"
-    args.swiftcache_donate = {"false": OFF, "none": AUTO, "true": AUTO}.get(word, word)
+    args.swiftcache_donate = word_of(args.swiftcache_donate)
     for mark in ("low", "high"):
         field, flag = f"swiftcache_{mark}_water", f"--swiftcache-{mark}-water"
         value = getattr(args, field)

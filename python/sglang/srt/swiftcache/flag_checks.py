@@ -18,8 +18,8 @@ from sglang.srt.swiftcache.conflicts import (
     DISAGGREGATION,
     STREAMING_SESSION,
     Conflict,
-    is_power_of_two,
 )
+from swiftcache_tier.blocks.kv_format import is_power_of_two
 from swiftcache_tier.errors import SwiftCacheError
 from swiftcache_tier.log_format import json_wanted
 

@@ -15,6 +15,7 @@ from typing import Any, Optional
 from sglang.srt.arg_groups.arg_utils import NS, A, Arg, namespace_of, resolvable_fields
 
 from sglang.srt.swiftcache import BACKEND_NAME, cpu_engine, donate_checks, flag_checks
+from sglang.srt.swiftcache.flag_words import AUTO, OFF
 from sglang.srt.swiftcache.layer_stream import flag_checks as layer_stream_checks
 from sglang.srt.swiftcache.one_line_exit import one_line_exit
 from swiftcache_tier.errors import SwiftCacheError
@@ -98,13 +99,13 @@ _FIELDS: list[tuple[str, Any, Any]] = [
     ),
     (
         "swiftcache_layer_stream",
-        A[str, Arg(help=LAYER_STREAM_HELP, nargs="?", const="auto"), NS("memory")],
-        "off",
+        A[str, Arg(help=LAYER_STREAM_HELP, nargs="?", const=AUTO), NS("memory")],
+        OFF,
     ),
     (
         "swiftcache_donate",
-        A[str, Arg(help=DONATE_HELP, nargs="?", const=donate_checks.AUTO), NS("memory")],
-        donate_checks.OFF,
+        A[str, Arg(help=DONATE_HELP, nargs="?", const=AUTO), NS("memory")],
+        OFF,
     ),
     (
         "swiftcache_low_water",

@@ -8,9 +8,9 @@ from __future__ import annotations
 from typing import Any
 
 from sglang.srt.swiftcache.conflicts import Conflict
+from sglang.srt.swiftcache.flag_words import AUTO, OFF, word_of
 from swiftcache_tier.errors import SwiftCacheError
 
-OFF, AUTO = "off", "auto"
 DEFAULT_PAGE_TOKENS = 16
 
 # Backends whose reads and writes all go through the pool's methods, one layer after the other.
@@ -82,9 +82,7 @@ _CONFLICTS = (
 def normalize(args: Any) -> None:
     """Bring the field into one form: "off", "auto" or the digits of a number over 0."""
     value = args.swiftcache_layer_stream
-    text = OFF if value is None else str(value).strip().lower()
-    # a key of a YAML file may arrive as a boolean, and one with nothing behind it as "None"
-    text = {"false": OFF, "none": AUTO, "true": AUTO}.get(text, text)
+    text = word_of(value)
     if text not in (OFF, AUTO) and not (text.isdecimal() and int(text) > 0):
         raise SwiftCacheError(
             f"--swiftcache-layer-stream {value}: expected off, auto or a number of tokens over 0"

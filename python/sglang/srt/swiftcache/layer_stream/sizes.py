@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from sglang.srt.swiftcache.layer_stream.flag_checks import AUTO
+from sglang.srt.swiftcache.flag_words import AUTO
 from swiftcache_tier.errors import SwiftCacheError
 from swiftcache_tier.extents.aliased import unit_tokens
 from swiftcache_tier.receiver.offered import offered_bytes
@@ -72,7 +72,7 @@ def plan_pool(
         local_bytes = min(budget_bytes, stock_tokens * shape.regular_slot_bytes)
         context = int(configurator.model_config.context_len)
         plan = plan_auto(local_bytes, donated, context, shape)
-        if plan.total_tokens <= stock_tokens:
+        if not plan.is_worth_having(stock_tokens):
             logger.info(
                 "SwiftCache layer stream, auto: no window: with what donors lend there would be "
                 "room for %d tokens, and without it there is for %d",

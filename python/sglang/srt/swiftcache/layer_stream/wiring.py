@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from sglang.srt.swiftcache.layer_stream.flag_checks import OFF
+from sglang.srt.swiftcache.flag_words import OFF
 from sglang.srt.swiftcache.one_line_exit import one_line_exit
 
 if TYPE_CHECKING:
